@@ -1,0 +1,81 @@
+"""Which tensors travel together in one message, and where they lie in its buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# TensorFlow takes an array over without a copy only if it is aligned so.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one tensor to be reduced."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors of one dtype, by their positions in the list of all, that share a message."""
+
+    members: tuple[int, ...]
+    specs: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, members: Sequence[int], specs: Sequence[TensorSpec]) -> Bucket:
+        offsets = []
+        end = 0
+        for spec in specs:
+            offsets.append(end)
+            end += -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(members), tuple(specs), tuple(offsets), end)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.specs[0].dtype
+
+
+def fuse(specs: Sequence[TensorSpec], threshold: int) -> list[Bucket]:
+    """Groups tensors into messages, in an order that follows that of the tensors.
+
+    A tensor of `threshold` bytes or more goes alone, and so uncopied. Smaller ones of one
+    dtype are collected until together they reach the threshold. A bucket takes the place of
+    its last member, which is when all of it can be ready. With `threshold` 0 every tensor
+    goes alone.
+    """
+    buckets: list[Bucket] = []
+    open_members: dict[np.dtype, list[int]] = {}
+    for position, spec in enumerate(specs):
+        if spec.nbytes >= threshold:
+            buckets.append(Bucket.of([position], [spec]))
+            continue
+        members = open_members.setdefault(spec.dtype, [])
+        members.append(position)
+        if sum(specs[member].nbytes for member in members) >= threshold:
+            buckets.append(Bucket.of(members, [specs[member] for member in members]))
+            del open_members[spec.dtype]
+    for members in open_members.values():
+        buckets.append(Bucket.of(members, [specs[member] for member in members]))
+    return buckets
+
+
+def aligned_zeros(nbytes: int) -> np.ndarray:
+    """Zeroed bytes whose address TensorFlow can use as it is."""
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]

@@ -1,0 +1,118 @@
+"""From a global batch to this rank's part of it.
+
+The parts of the ranks are contiguous, follow each other in the order of the ranks, and
+their sizes differ by at most one, so that the parts put together are the global batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tarantella.errors import InputError
+
+
+class Part(NamedTuple):
+    """What one rank works on in one step.
+
+    A rank that gets no sample of a batch (there are fewer samples than ranks) is given the
+    batch's last sample to compute on, so that no layer ever meets an empty tensor, and
+    counts for nothing.
+
+    Attributes:
+        count: How many samples of the global batch are this rank's; can be 0.
+        total: How many samples the global batch has.
+        data: The samples, in the structure of the dataset's elements; at least one.
+    """
+
+    count: Any
+    total: Any
+    data: Any
+
+
+def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Where the part of `rank` begins in a batch of `total` samples, and its length."""
+    share, remainder = total // size, total % size
+    if isinstance(total, int):
+        return rank * share + min(rank, remainder), share + int(rank < remainder)
+    earlier = tf.minimum(tf.constant(rank, total.dtype), remainder)
+    return rank * share + earlier, share + tf.cast(rank < remainder, total.dtype)
+
+
+def cut(batch: Any, rank: int, size: int) -> Part:
+    """The part of `rank` in a global batch of tensors, ragged or sparse tensors."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if _is_batched(leaf)]
+    if not leaves:
+        raise InputError(
+            "The dataset has no batch dimension. Batch it with the global batch size: "
+            "`dataset = dataset.batch(batch_size)`."
+        )
+    static_total = leaves[0].shape[0]
+    if static_total is None:
+        total = _rows(leaves[0])
+        checks = [
+            tf.debugging.assert_equal(
+                _rows(leaf),
+                total,
+                message="The tensors of a batch have different numbers of samples.",
+            )
+            for leaf in leaves[1:]
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            total = tf.identity(total)
+    else:
+        total = static_total
+    begin, count = bounds(total, rank, size)
+    if static_total is None:
+        rows = tf.maximum(count, 1)
+        begin = tf.minimum(begin, tf.maximum(total - 1, 0))
+    else:
+        rows = max(count, 1)
+        begin = min(begin, max(total - 1, 0))
+    data = tf.nest.map_structure(
+        lambda leaf: _slice_rows(leaf, begin, rows) if _is_batched(leaf) else leaf, batch
+    )
+    return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
+
+
+def is_distributed(dataset: Any) -> bool:
+    """Whether the elements of a dataset are parts already."""
+    return isinstance(dataset, tf.data.Dataset) and isinstance(dataset.element_spec, Part)
+
+
+def distribute(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
+    """The dataset of this rank's parts of the batches of `dataset`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def part_of(*element: Any) -> Part:
+        # map() passes the members of a tuple one by one
+        is_tuple = type(dataset.element_spec) is tuple
+        return cut(element if is_tuple else element[0], rank, size)
+
+    parts = dataset.map(part_of, num_parallel_calls=tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    # Every rank must meet the same batches in the same order.
+    options.deterministic = True
+    return parts.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def _is_batched(leaf: Any) -> bool:
+    rank = getattr(leaf, "shape", tf.TensorShape(None)).rank
+    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and rank != 0
+
+
+def _rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows(out_type=tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _slice_rows(leaf: Any, begin: Any, rows: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], 0)
+        extent = tf.concat([[tf.cast(rows, tf.int64)], leaf.dense_shape[1:]], 0)
+        return tf.sparse.slice(leaf, start, extent)
+    return leaf[begin : begin + rows]

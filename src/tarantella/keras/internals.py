@@ -1,0 +1,126 @@
+"""Everything that Tarantella uses of Keras beyond its public names.
+
+One place, so that a new version of Keras breaks one file and its test
+(`tests/unit/test_keras_internals.py`) says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.losses import loss as loss_module
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import data_adapters
+from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.utils.python_utils import pythonify_logs
+
+__all__ = [
+    "BaseOptimizer",
+    "CompileLoss",
+    "DataAdapter",
+    "array_slicing",
+    "data_adapter_utils",
+    "data_adapters",
+    "in_stateless_scope",
+    "keras_mask",
+    "loss_trackers",
+    "own_attributes_of_new",
+    "pythonify_logs",
+    "replaced",
+    "wrapped_methods",
+    "wrapped_reduction",
+]
+
+Replacement = tuple[Any, str, Any]
+
+
+@contextmanager
+def replaced(replacements: list[Replacement]) -> Iterator[None]:
+    """Puts other attributes in place for a while: (owner, name, new value)."""
+    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
+    try:
+        for owner, name, value in replacements:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+def wrapped_methods(base: type, name: str, wrap: Callable[[Any], Any]) -> list[Replacement]:
+    """A replacement for each definition of method `name` in `base` and all its subclasses."""
+    classes: list[type] = [base]
+    for cls in classes:  # grows while it is walked
+        classes.extend(sub for sub in cls.__subclasses__() if sub not in classes)
+    return [(cls, name, wrap(vars(cls)[name])) for cls in classes if name in vars(cls)]
+
+
+def wrapped_reduction(wrap: Callable[[Any], Any]) -> list[Replacement]:
+    """The replacement for the function with which every Keras loss reduces its values."""
+    name = "reduce_weighted_values"
+    return [(loss_module, name, wrap(vars(loss_module)[name]))]
+
+
+def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any) -> Any:
+    """Mask and sample weight as one, as Keras's `mean_with_sample_weight` sums them up."""
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    if mask is not None:
+        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
+    merged = loss_module.apply_mask(
+        sample_weight, mask, dtype=values.dtype, reduction="mean_with_sample_weight"
+    )
+    if merged is not None:
+        _, merged = loss_module.squeeze_or_expand_to_same_rank(values, merged)
+    return merged
+
+
+def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics in which Keras itself records the loss and the loss of each output."""
+    trackers = [getattr(model, "_loss_tracker", None)]
+    compile_loss = getattr(model, "_compile_loss", None)
+    if compile_loss is not None:
+        trackers.extend(compile_loss.metrics)
+    return [tracker for tracker in trackers if tracker is not None]
+
+
+def own_attributes_of_new(cls: type) -> tuple[Any, dict[str, Any]]:
+    """A blank instance of a model class, and the attributes that its creation gave it."""
+    blank = keras.Model.__new__(cls)
+    return blank, dict(vars(blank))
+
+
+def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, at any depth."""
+    return list(model._flatten_layers())
+
+
+def take_losses(model: keras.Model) -> list[Any]:
+    """Takes away what layers added with `add_loss` in the call that just ended."""
+    losses = [loss for layer in flat_layers(model) for loss in layer._losses]
+    for layer in flat_layers(model):
+        layer._losses.clear()
+    return losses
+
+
+def give_losses(model: keras.Model, losses: list[Any]) -> None:
+    """Makes `losses` those of the call that just ended."""
+    model._clear_losses()
+    model._losses.extend(losses)
+
+
+def keras_mask(tensor: Any) -> Any:
+    """The mask that a layer attached to its output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_keras_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a mask to a layer's output."""
+    if mask is not None:
+        tensor._keras_mask = mask

@@ -1,0 +1,458 @@
+"""A Keras model whose training, evaluation and prediction are shared by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm import collectives
+from tarantella.comm.graph import Channel
+from tarantella.data import parts
+from tarantella.data.parts import Part
+from tarantella.errors import InputError
+from tarantella.keras import internals, state
+from tarantella.keras.compiled import call_compiled
+from tarantella.keras.feed import Feed
+from tarantella.keras.step import Step, current, global_state
+from tarantella.runtime import world
+from tarantella.runtime.output import rank_output, shows_output
+
+
+class ParallelStrategy(Enum):
+    """How the work on a model is shared.
+
+    Attributes:
+        DATA: Every rank holds the whole model and works on its part of every batch.
+    """
+
+    DATA = "data"
+
+
+class Model(keras.Model):
+    """Makes a Keras model train on all ranks, with the result of one process.
+
+    The object that comes back is a `keras.Model` of the class of the one passed in. Both
+    have the same layers and weights; `compile` and `fit` concern only the one they are
+    called on, so the plain model stays at hand for work that one rank does alone.
+
+    Args:
+        model: A Functional, Sequential or subclassed Keras model.
+        parallel_strategy: `ParallelStrategy.DATA`.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    import tarantella as tnt
+
+    model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    model.compile(optimizer="sgd", loss="mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=16)
+    ```
+    """
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Model:
+            return super().__new__(cls)
+        return _distributed(model, *args, **kwargs)
+
+    # Steps
+
+    def train_step(self, data: Any) -> Any:
+        if not isinstance(data, Part):
+            return super().train_step(data)
+        with self._compiled_calls(), Step(self, data).running():
+            return super().train_step(data.data)
+
+    def test_step(self, data: Any) -> Any:
+        if not isinstance(data, Part):
+            return super().test_step(data)
+        with self._compiled_calls(), Step(self, data).running():
+            return super().test_step(data.data)
+
+    def predict_step(self, data: Any) -> Any:
+        if not isinstance(data, Part):
+            return super().predict_step(data)
+        with self._compiled_calls():
+            outputs = super().predict_step(data.data)
+        rows = tf.nest.map_structure(lambda output: output[: data.count], outputs)
+        return rows, data.count[tf.newaxis]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        if world.get_size() == 1 or internals.in_stateless_scope():
+            return super().get_metrics_result()
+        step = current()
+        if step is not None:
+            with step.global_results(self.metrics):
+                return super().get_metrics_result()
+        variables = [variable for metric in self.metrics for variable in metric.variables]
+        with global_state(variables, Channel("metrics")):
+            return super().get_metrics_result()
+
+    # Compilation: what communicates is not compiled by XLA, the calls of the model are.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._tnt_compiles_calls:
+            return super().__call__(*args, **kwargs)
+        with self._compiled_calls(False):
+            return call_compiled(self, super().__call__, args, kwargs)
+
+    @contextmanager
+    def _compiled_calls(self, wanted: bool = True) -> Iterator[None]:
+        before = self._tnt_compiles_calls
+        self._tnt_compiles_calls = wanted and bool(self.jit_compile)
+        try:
+            yield
+        finally:
+            self._tnt_compiles_calls = before
+
+    @contextmanager
+    def _uncompiled_steps(self) -> Iterator[None]:
+        before = self.jit_compile
+        self.jit_compile = before and world.get_size() == 1
+        try:
+            yield
+        finally:
+            self.jit_compile = before
+
+    def make_train_function(self, force: bool = False) -> Any:
+        with self._uncompiled_steps():
+            return super().make_train_function(force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        with self._uncompiled_steps():
+            return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        with self._uncompiled_steps():
+            return super().make_predict_function(force)
+
+    # Whole runs over data
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """Trains the model on all ranks, as `keras.Model.fit` does in one process.
+
+        Args:
+            x: Data as Keras takes it, the same on all ranks, in batches of the global size.
+            y: Targets.
+            batch_size: Size of the global batch, when `x` is not in batches already.
+
+        All other arguments are those of Keras. Returns the `History`, with the logs of the
+        global batches, on every rank.
+        """
+        self._require_compiled("fit")
+        if world.get_size() == 1:
+            return super().fit(
+                x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,
+                shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch,
+                validation_steps, validation_batch_size, validation_freq,
+            )  # fmt: skip
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = (
+                internals.array_slicing.train_validation_split(
+                    (x, y, sample_weight), validation_split=validation_split
+                )
+            )
+        feed = Feed.of(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        if validation_data is not None:
+            validation_data = Feed.of(
+                *keras.utils.unpack_x_y_sample_weight(validation_data),
+                batch_size=validation_batch_size or batch_size,
+                steps_per_epoch=validation_steps,
+            )
+        self._start_from_master(feed)
+        with rank_output():
+            return super().fit(
+                feed,
+                epochs=epochs,
+                verbose=verbose if shows_output() else 0,
+                callbacks=callbacks,
+                validation_data=validation_data,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_freq=validation_freq,
+            )
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The metrics over the whole dataset, computed by all ranks and known to each.
+
+        Takes the arguments of `keras.Model.evaluate`.
+        """
+        self._require_compiled("evaluate")
+        if world.get_size() == 1:
+            return super().evaluate(
+                x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, **kwargs
+            )
+        feed = Feed.of(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+        if not kwargs:  # `fit` calls with a mark of its own, and has built the model
+            self._start_from_master(feed, again=False)
+        with rank_output():
+            return super().evaluate(
+                feed,
+                verbose=verbose if shows_output() else 0,
+                steps=steps,
+                callbacks=callbacks,
+                return_dict=return_dict,
+                **kwargs,
+            )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """The predictions for the whole dataset, computed by all ranks and known to each.
+
+        Takes the arguments of `keras.Model.predict`.
+        """
+        if world.get_size() == 1:
+            return super().predict(x, batch_size, verbose, steps, callbacks)
+        feed = Feed.of(x, batch_size=batch_size, steps_per_epoch=steps)
+        self._start_from_master(feed, again=False)
+        with rank_output():
+            rows, counts = super().predict(
+                feed,
+                verbose=verbose if shows_output() else 0,
+                steps=steps,
+                callbacks=callbacks,
+            )
+        return in_global_order(rows, counts)
+
+    # Single batches
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """One step on one global batch, which every rank passes and works on its part of."""
+        self._require_compiled("train_on_batch")
+        if world.get_size() == 1:
+            return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise InputError("Pass `sample_weight` or `class_weight`, not both.")
+            sample_weight = internals.data_adapter_utils.class_weight_to_sample_weights(
+                y, class_weight
+            )
+        part = self._part((x, y, sample_weight))
+        self.make_train_function()
+        return self._logs_of_batch(self.train_function, part, return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """The metrics of one global batch, which every rank passes."""
+        self._require_compiled("test_on_batch")
+        if world.get_size() == 1:
+            return super().test_on_batch(x, y, sample_weight, return_dict)
+        part = self._part((x, y, sample_weight))
+        self.make_test_function()
+        return self._logs_of_batch(self.test_function, part, return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The predictions for one global batch, which every rank passes."""
+        if world.get_size() == 1:
+            return super().predict_on_batch(x)
+        part = self._part((x,))
+        self.make_predict_function()
+        rows, counts = tf.nest.map_structure(
+            lambda tensor: tensor.numpy(), self.predict_function([part])
+        )
+        return in_global_order(rows, counts)
+
+    def _part(self, batch: tuple[Any, ...]) -> Part:
+        tensors = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch
+        )
+        spec = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else tf.TensorSpec.from_tensor(leaf), tensors
+        )
+        self._start_from_master(spec, again=False)
+        return parts.cut(tensors, world.get_rank(), world.get_size())
+
+    def _logs_of_batch(self, function: Any, part: Part, return_dict: bool) -> Any:
+        self.reset_metrics()
+        logs = internals.pythonify_logs(function(iter([part])))
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
+
+    # Common ground
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        super().compile(*args, **kwargs)
+        self._tnt_started = False
+
+    def set_weights(self, weights: Any) -> None:
+        super().set_weights(weights)
+        self._tnt_started = False
+
+    def _require_compiled(self, method: str) -> None:
+        if not self.compiled:
+            raise InputError(
+                f"`{method}` needs a compiled model: call "
+                "`model.compile(optimizer=..., loss=...)` before it."
+            )
+
+    def _start_from_master(self, data: Feed | Any, again: bool = True) -> None:
+        """Makes all ranks hold the master's weights, if they may hold others."""
+        if self._tnt_started and not again:
+            return
+        state.build(self, data.spec if isinstance(data, Feed) else data)
+        state.start_from_master(self)
+        self._tnt_started = True
+
+
+class Sequential(Model):
+    """A stack of layers that trains on all ranks: `tnt.Model(keras.Sequential(layers))`.
+
+    Args:
+        layers: The layers, in order; more can be added with `add`.
+        trainable: Whether its weights are to be trained.
+        name: The name of the model.
+    """
+
+    def __new__(cls, layers: Any = None, trainable: bool = True, name: str | None = None) -> Any:
+        return _distributed(keras.Sequential(layers, trainable=trainable, name=name))
+
+
+def _distributed(
+    model: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA
+) -> Model:
+    if isinstance(model, Model):
+        raise InputError(
+            f"The model '{model.name}' is a tnt.Model already: use it as it is, or pass the "
+            "Keras model it was made from."
+        )
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            f"tnt.Model takes a keras.Model, not {type(model).__name__}. "
+            "Build the model with Keras first: `tnt.Model(keras.Sequential([...]))`."
+        )
+    if parallel_strategy is not ParallelStrategy.DATA:
+        raise InputError(
+            f"parallel_strategy is {parallel_strategy!r}; it can be tnt.ParallelStrategy.DATA."
+        )
+    distributed = view(model, _distributed_class(type(model)))
+    vars(distributed).update(
+        train_function=None,
+        test_function=None,
+        predict_function=None,
+        _tnt_compiles_calls=False,
+        _tnt_started=False,
+    )
+    if world.get_size() > 1 and model.built:
+        state.start_from_master(distributed)
+        distributed._tnt_started = True
+    return distributed
+
+
+@cache
+def _distributed_class(plain: type[keras.Model]) -> type[Model]:
+    """The class of the models that are a tnt.Model and a `plain` one."""
+    bases = (Sequential, plain) if issubclass(plain, keras.Sequential) else (Model, plain)
+    return type(
+        plain.__name__,
+        bases,
+        {
+            "__module__": plain.__module__,
+            "__doc__": plain.__doc__,
+            "__new__": keras.Model.__new__,
+            # The instance takes over the attributes of one that was initialised.
+            "__init__": lambda self, *args, **kwargs: None,
+            "_tnt_plain_class": plain,
+        },
+    )
+
+
+def view(model: keras.Model, cls: type[Any]) -> Any:
+    """Another object of class `cls` with the layers, weights and settings of `model`."""
+    blank = keras.Model.__new__(cls)
+    # Keras binds these to the object they are made with.
+    bound = {name: vars(blank)[name] for name in ("build", "quantize") if name in vars(blank)}
+    vars(blank).update(vars(model))
+    vars(blank).update(bound)
+    return blank
+
+
+def in_global_order(rows: Any, counts: np.ndarray) -> Any:
+    """Puts the ranks' rows together in the order of the samples.
+
+    Args:
+        rows: This rank's rows, a structure of arrays, those of all its steps behind each other.
+        counts: How many of them each step gave.
+    """
+    everyones_counts = np.stack(collectives.allgather(np.asarray(counts)), axis=1)
+    starts = np.cumsum(everyones_counts.T.ravel()) - everyones_counts.T.ravel()
+    starts = starts.reshape(everyones_counts.T.shape).T
+    order = np.concatenate(
+        [
+            np.arange(start, start + count)
+            for step_starts, step_counts in zip(starts, everyones_counts, strict=True)
+            for start, count in zip(step_starts, step_counts, strict=True)
+        ]
+    )
+
+    def reorder(leaf: Any) -> Any:
+        flat = tf.nest.flatten(leaf, expand_composites=True)
+        gathered = zip(*[collectives.allgather(component) for component in flat], strict=True)
+        everyones = [
+            tf.nest.pack_sequence_as(leaf, list(components), expand_composites=True)
+            for components in gathered
+        ]
+        if isinstance(leaf, np.ndarray):
+            return np.concatenate(everyones)[order]
+        return tf.gather(tf.concat(everyones, axis=0), order)
+
+    return tf.nest.map_structure(reorder, rows)

@@ -1,0 +1,71 @@
+"""All ranks start from the master rank's weights, however they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm import buffers
+from tarantella.comm.agreement import check_same
+from tarantella.keras import internals
+from tarantella.runtime import world
+
+# Any odd number that spreads the ranks over the range of seeds.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def build(model: keras.Model, spec: Any) -> None:
+    """Creates the variables of a model that has not seen data yet.
+
+    Args:
+        model: A model whose layers may not all be built.
+        spec: The structure of a batch, of `tf.TensorSpec`s: x, (x, y) or (x, y, sample_weight).
+    """
+    if all(layer.built for layer in internals.flat_layers(model)):
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    inputs = tf.nest.map_structure(
+        lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x
+    )
+    model(inputs)
+
+
+def start_from_master(model: keras.Model) -> None:
+    """Gives every rank the master rank's variables of a model and its optimizers."""
+    variables = [*model.variables, *_optimizer_variables(model)]
+    check_same(
+        [[variable.path, list(variable.shape), str(variable.dtype)] for variable in variables],
+        "the variables of the model and its optimizer",
+    )
+    values = [np.array(variable) for variable in variables]
+    buffers.broadcast_arrays(values, world.communicator("control"), world.get_master_rank())
+    if world.is_master_rank():
+        return
+    for variable, value in zip(variables, values, strict=True):
+        if _is_seed(variable):
+            value = _seed_of_rank(value, world.get_rank())
+        variable.assign(value)
+
+
+def _optimizer_variables(model: keras.Model) -> list[Any]:
+    """Those of every optimizer that is an attribute of the model, as in a GAN's two."""
+    optimizers = {
+        id(value): value
+        for value in vars(model).values()
+        if isinstance(value, internals.BaseOptimizer)
+    }
+    return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
+
+
+def _is_seed(variable: Any) -> bool:
+    return bool(variable.name == "seed_generator_state")
+
+
+def _seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
+    """Random layers must not treat the samples of all ranks alike, as one seed would."""
+    state = state.copy()
+    state[0] = (int(state[0]) + rank * _SEED_STRIDE) % 2**32
+    return state

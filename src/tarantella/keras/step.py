@@ -1,0 +1,274 @@
+"""One training or evaluation step of one rank, made to count as its part of the global step.
+
+While a step runs (or is traced), the places where Keras turns samples into one number are
+led through here:
+
+- A rank holds n of the N samples of the global batch. What its code computes as a mean over
+  its samples counts n/N, its *share*; a loss is multiplied with it before the gradients are
+  taken, so that the plain sum of the ranks' gradients is the gradient of the global loss.
+- What Keras computes as a sum over samples is divided by the share first; what Keras divides
+  by something other than N (a mask's valid entries, the sum of the sample weights) gets the
+  divisor of the global batch.
+- The gradients are summed over the ranks when they are handed to an optimizer.
+- The state of metrics is summed over the ranks when a result is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm.graph import Channel
+from tarantella.data.parts import Part
+from tarantella.keras import internals
+from tarantella.runtime import world
+from tarantella.runtime.configuration import configuration
+
+_current: list[Step] = []
+
+
+def current() -> Step | None:
+    """The step that is being run or traced, if any."""
+    return _current[-1] if _current else None
+
+
+class Step:
+    """What this rank knows of the step it takes."""
+
+    def __init__(self, model: keras.Model, part: Part) -> None:
+        self._model = model
+        self._has_samples = part.count > 0
+        count = tf.cast(part.count, tf.float64)
+        total = tf.cast(part.total, tf.float64)
+        self._total = total
+        self.share = count / total
+        # A rank without samples computes on one that counts for nothing.
+        self._inflation = total / tf.maximum(count, 1.0)
+        self._gradients = Channel("gradients")
+        self._losses = Channel("losses")
+        self._metrics = Channel("metrics")
+        self._weighted_for: set[int] = set()
+        self._nested = False
+        self._loss_trackers: list[Any] = []
+        self._before: dict[int, tuple[Any, tf.Tensor]] = {}
+        if _can_be_empty(part):
+            for variable in [*model.metrics_variables, *model.non_trainable_variables]:
+                self._before[id(variable)] = (variable, tf.identity(variable.value))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leads Keras's reductions through this step."""
+        optimizer, metric = internals.BaseOptimizer, keras.metrics.Metric
+        mean, total = keras.metrics.Mean, keras.metrics.Sum
+        replacements = [
+            *internals.wrapped_reduction(self._wrap_reduction),
+            *internals.wrapped_methods(optimizer, "scale_loss", self._wrap_scale_loss),
+            *internals.wrapped_methods(optimizer, "apply", self._wrap_apply),
+            *internals.wrapped_methods(metric, "result", self._wrap_result),
+            (mean, "update_state", self._wrap_update(mean.update_state)),
+            (total, "update_state", self._wrap_update(total.update_state)),
+        ]
+        self._loss_trackers = internals.loss_trackers(self._model)
+        _current.append(self)
+        try:
+            with internals.replaced(replacements):
+                yield
+            self._forget_what_did_not_count()
+        finally:
+            _current.pop()
+
+    @contextmanager
+    def _outermost(self) -> Iterator[None]:
+        """Keras's own calls within a call that was led through here are left alone."""
+        self._nested = True
+        try:
+            yield
+        finally:
+            self._nested = False
+
+    # Losses
+
+    def _wrap_reduction(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(reduce)
+        def reduce_globally(
+            values: Any,
+            sample_weight: Any = None,
+            mask: Any = None,
+            reduction: str | None = "sum_over_batch_size",
+            dtype: Any = None,
+        ) -> Any:
+            loss = reduce(values, sample_weight, mask, reduction, dtype)
+            values = keras.ops.convert_to_tensor(values, dtype=dtype)
+            if reduction in (None, "none") or values.shape.rank == 0:
+                return loss
+            if reduction == "sum":
+                return loss * tf.cast(self._inflation, loss.dtype)
+            if reduction == "mean_with_sample_weight":
+                weights = internals.merged_sample_weight(values, sample_weight, mask, dtype)
+            else:
+                weights = mask
+            if weights is None:
+                return loss
+            return loss * tf.cast(self._correction(weights), loss.dtype)
+
+        return reduce_globally
+
+    def _correction(self, weights: Any) -> tf.Tensor:
+        """Exchanges the divisor of this part, the sum of `weights`, for the global one."""
+        own = tf.reduce_sum(tf.cast(keras.ops.convert_to_tensor(weights), tf.float64))
+        own = tf.stop_gradient(own)
+        counted = tf.where(self._has_samples, own, tf.zeros_like(own))
+        (everyones,) = self._losses.allreduce([counted], threshold=0)
+        return tf.math.divide_no_nan(own * self._inflation, everyones)
+
+    def _wrap_scale_loss(self, scale_loss: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(scale_loss)
+        def scale_share_of_loss(optimizer: Any, loss: Any) -> Any:
+            if self._nested:
+                return scale_loss(optimizer, loss)
+            self._weighted_for.add(id(optimizer))
+            loss = keras.ops.convert_to_tensor(loss)
+            if loss.shape.rank == 0:  # else it is not reduced, and gradients sum it up
+                loss = loss * tf.cast(self.share, loss.dtype)
+            with self._outermost():
+                return scale_loss(optimizer, loss)
+
+        return scale_share_of_loss
+
+    # Gradients
+
+    def _wrap_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(apply)
+        def apply_sums(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._nested:
+                return apply(optimizer, grads, trainable_variables)
+            grads = self._sum_gradients(list(grads), weighted=id(optimizer) in self._weighted_for)
+            with self._outermost():
+                return apply(optimizer, grads, trainable_variables)
+
+        return apply_sums
+
+    def _sum_gradients(self, gradients: list[Any], weighted: bool) -> list[Any]:
+        """The sums over the ranks, requested in the order in which backpropagation ends."""
+        if not weighted:
+            gradients = [None if g is None else _scaled(g, self.share) for g in gradients]
+        dense = [
+            i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)
+        ]
+        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+        sums = list(gradients)
+        threshold = configuration().fusion_threshold_bytes
+        dense_sums = self._gradients.allreduce([gradients[i] for i in dense], threshold)
+        for i, total in zip(dense, dense_sums, strict=True):
+            sums[i] = total
+        for i in sparse:
+            sums[i] = self._gradients.concatenate(gradients[i])
+        return sums
+
+    # Metrics
+
+    def _wrap_update(self, update_state: Callable[..., Any]) -> Callable[..., Any]:
+        """A number that was computed from this part counts with the part's share.
+
+        Without that, a mean over ranks of unequal parts would not be the mean over samples.
+        Keras's own trackers of the loss pass the size of the batch as a weight.
+        """
+
+        @wraps(update_state)
+        def update_with_share(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+            values = keras.ops.convert_to_tensor(values)
+            is_number = values.shape.rank == 0 and values.dtype.is_floating
+            if is_number and sample_weight is None:
+                sample_weight = tf.cast(self.share, values.dtype)
+            elif (
+                not is_number
+                and sample_weight is not None
+                and any(metric is tracker for tracker in self._loss_trackers)
+            ):
+                sample_weight = tf.cast(self._total, values.dtype)
+            return update_state(metric, values, sample_weight)
+
+        return update_with_share
+
+    def _wrap_result(self, result: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(result)
+        def global_result(metric: Any) -> Any:
+            if self._nested or internals.in_stateless_scope():
+                return result(metric)
+            with self._outermost(), self.global_state(metric.variables):
+                return result(metric)
+
+        return global_result
+
+    def global_state(self, variables: Iterable[Any]) -> keras.StatelessScope:
+        """A scope in which metric variables have their values over all ranks."""
+        return global_state(variables, self._metrics, self._counted_value)
+
+    @contextmanager
+    def global_results(self, metrics: Iterable[Any]) -> Iterator[None]:
+        """A scope in which the results of several metrics are those of all ranks."""
+        with self._outermost(), self.global_state([v for m in metrics for v in m.variables]):
+            yield
+
+    def _counted_value(self, variable: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(variable.value)
+        if id(variable) not in self._before:
+            return value
+        return tf.where(self._has_samples, value, self._before[id(variable)][1])
+
+    def _forget_what_did_not_count(self) -> None:
+        """Sets metrics and layers' state back if this rank had no sample of its own."""
+        if not self._before:
+            return
+
+        def restore() -> bool:
+            for variable, value in self._before.values():
+                variable.assign(value)
+            return True
+
+        tf.cond(self._has_samples, lambda: False, restore)
+
+
+def global_state(
+    variables: Iterable[Any],
+    channel: Channel,
+    value_of: Callable[[Any], tf.Tensor] = lambda variable: tf.convert_to_tensor(variable.value),
+) -> keras.StatelessScope:
+    """A scope in which metric variables have their values over all ranks.
+
+    How values combine is what the variable says (`aggregation`): metrics add up unless they
+    were made otherwise.
+    """
+    master = float(world.is_master_rank())
+    combined = [v for v in variables if v.aggregation not in (None, "none")]
+    counted = []
+    for variable in combined:
+        value = value_of(variable)
+        if variable.aggregation == "only_first_replica":
+            value = value * tf.cast(master, value.dtype)
+        counted.append(value)
+    sums = channel.allreduce(counted, threshold=np.iinfo(np.int64).max)
+    for i, variable in enumerate(combined):
+        if variable.aggregation == "mean":
+            sums[i] = sums[i] / tf.cast(world.get_size(), sums[i].dtype)
+    return keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True)))
+
+
+def _can_be_empty(part: Part) -> bool:
+    """Whether this rank may have no sample, judged by the shapes known in advance."""
+    leaves = [leaf for leaf in tf.nest.flatten(part.data) if leaf is not None]
+    rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
+    return bool(rows & {None, 1})
+
+
+def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
