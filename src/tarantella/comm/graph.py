@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.buckets import Bucket, TensorSpec, aligned_zeros, fuse
+from tarantella.comm.waiting import meet
 from tarantella.runtime import world
 
 # Not every MPI can add these: they travel and are added as float32.
@@ -85,6 +86,7 @@ def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndar
 
     def alone(array: np.ndarray) -> list[np.ndarray]:
         _, views = memory.take()
+        meet(communicator)
         communicator.Allreduce(np.ascontiguousarray(array), views[0])
         return views
 
@@ -92,6 +94,7 @@ def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndar
         whole, views = memory.take()
         for view, array in zip(views, arrays, strict=True):
             np.copyto(view, array)
+        meet(communicator)
         communicator.Allreduce(MPI.IN_PLACE, whole)
         return views
 
@@ -131,6 +134,7 @@ def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarra
     size = communicator.Get_size()
 
     def gather(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        meet(communicator)
         counts = np.empty(size, np.int64)
         communicator.Allgather(np.array([len(indices)], np.int64), counts)
         total = int(counts.sum())
