@@ -15,27 +15,9 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import data_adapters
-from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
-
-__all__ = [
-    "BaseOptimizer",
-    "CompileLoss",
-    "DataAdapter",
-    "array_slicing",
-    "data_adapter_utils",
-    "data_adapters",
-    "in_stateless_scope",
-    "keras_mask",
-    "loss_trackers",
-    "own_attributes_of_new",
-    "pythonify_logs",
-    "replaced",
-    "wrapped_methods",
-    "wrapped_reduction",
-]
 
 Replacement = tuple[Any, str, Any]
 
@@ -79,21 +61,6 @@ def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any)
     if merged is not None:
         _, merged = loss_module.squeeze_or_expand_to_same_rank(values, merged)
     return merged
-
-
-def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics in which Keras itself records the loss and the loss of each output."""
-    trackers = [getattr(model, "_loss_tracker", None)]
-    compile_loss = getattr(model, "_compile_loss", None)
-    if compile_loss is not None:
-        trackers.extend(compile_loss.metrics)
-    return [tracker for tracker in trackers if tracker is not None]
-
-
-def own_attributes_of_new(cls: type) -> tuple[Any, dict[str, Any]]:
-    """A blank instance of a model class, and the attributes that its creation gave it."""
-    blank = keras.Model.__new__(cls)
-    return blank, dict(vars(blank))
 
 
 def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:

@@ -42,11 +42,9 @@ class Step:
     """What this rank knows of the step it takes."""
 
     def __init__(self, model: keras.Model, part: Part) -> None:
-        self._model = model
         self._has_samples = part.count > 0
         count = tf.cast(part.count, tf.float64)
         total = tf.cast(part.total, tf.float64)
-        self._total = total
         self.share = count / total
         # A rank without samples computes on one that counts for nothing.
         self._inflation = total / tf.maximum(count, 1.0)
@@ -55,7 +53,6 @@ class Step:
         self._metrics = Channel("metrics")
         self._weighted_for: set[int] = set()
         self._nested = False
-        self._loss_trackers: list[Any] = []
         self._before: dict[int, tuple[Any, tf.Tensor]] = {}
         if _can_be_empty(part):
             for variable in [*model.metrics_variables, *model.non_trainable_variables]:
@@ -74,7 +71,6 @@ class Step:
             (mean, "update_state", self._wrap_update(mean.update_state)),
             (total, "update_state", self._wrap_update(total.update_state)),
         ]
-        self._loss_trackers = internals.loss_trackers(self._model)
         _current.append(self)
         try:
             with internals.replaced(replacements):
@@ -134,8 +130,9 @@ class Step:
                 return scale_loss(optimizer, loss)
             self._weighted_for.add(id(optimizer))
             loss = keras.ops.convert_to_tensor(loss)
-            if loss.shape.rank == 0:  # else it is not reduced, and gradients sum it up
-                loss = loss * tf.cast(self.share, loss.dtype)
+            # A loss that is not reduced is summed up by the gradients: every sample counts 1.
+            weight = self.share if loss.shape.rank == 0 else self._has_samples
+            loss = loss * tf.cast(weight, loss.dtype)
             with self._outermost():
                 return scale_loss(optimizer, loss)
 
@@ -148,7 +145,13 @@ class Step:
         def apply_sums(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             if self._nested:
                 return apply(optimizer, grads, trainable_variables)
-            grads = self._sum_gradients(list(grads), weighted=id(optimizer) in self._weighted_for)
+            grads = list(grads)
+            if trainable_variables is not None:
+                trainable_variables = list(trainable_variables)
+                for gradient, variable in zip(grads, trainable_variables, strict=True):
+                    if isinstance(gradient, tf.Tensor):  # loops can lose the shape
+                        gradient.set_shape(variable.shape)
+            grads = self._sum_gradients(grads, weighted=id(optimizer) in self._weighted_for)
             with self._outermost():
                 return apply(optimizer, grads, trainable_variables)
 
@@ -177,7 +180,7 @@ class Step:
         """A number that was computed from this part counts with the part's share.
 
         Without that, a mean over ranks of unequal parts would not be the mean over samples.
-        Keras's own trackers of the loss pass the size of the batch as a weight.
+        Keras's own tracker of the loss passes the size of the part as a weight, which is right.
         """
 
         @wraps(update_state)
@@ -186,12 +189,6 @@ class Step:
             is_number = values.shape.rank == 0 and values.dtype.is_floating
             if is_number and sample_weight is None:
                 sample_weight = tf.cast(self.share, values.dtype)
-            elif (
-                not is_number
-                and sample_weight is not None
-                and any(metric is tracker for tracker in self._loss_trackers)
-            ):
-                sample_weight = tf.cast(self._total, values.dtype)
             return update_state(metric, values, sample_weight)
 
         return update_with_share

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import pytest
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Computes in float64, in which rounding cannot hide a wrong result."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")

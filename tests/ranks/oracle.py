@@ -1,0 +1,78 @@
+"""Plain Keras in one process as the judge of what several ranks compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tarantella as tnt
+
+SAMPLES = 13
+
+
+def classification_data(samples: int = SAMPLES, features: int = 5) -> tuple[Any, Any]:
+    """Inputs and labels of three classes, in float64."""
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(samples, features)), rng.integers(0, 3, size=samples)
+
+
+def batches(*arrays: Any, batch_size: int = 4) -> tf.data.Dataset:
+    """A dataset of global batches; by default 4, 4, 4 and 1 samples."""
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def small_model(regularizer: str | None = "l2") -> keras.Model:
+    """A functional model for `classification_data`."""
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(4, activation="tanh", kernel_regularizer=regularizer)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+
+def assert_close(actual: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    """Compares nested structures of numbers."""
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for key in expected:
+            assert_close(actual[key], expected[key], rtol, atol)
+    elif isinstance(expected, (list, tuple)) and not all(np.isscalar(e) for e in expected):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_close(one, other, rtol, atol)
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
+
+
+def assert_trains_as_in_keras(
+    make_model: Callable[[], keras.Model],
+    compile_arguments: Callable[[], dict[str, Any]],
+    fit_arguments: Callable[[], dict[str, Any]],
+    *,
+    tolerance: float = 1e-9,
+    atol: float = 1e-12,
+    then: Callable[[keras.Model], Any] | None = None,
+) -> None:
+    """Trains twice, as plain Keras and as a tnt.Model, and compares weights and all logs.
+
+    Each time two epochs, and a second `fit` of one more; `then` may go on with the model and
+    return what is to be compared too.
+    """
+    results = []
+    for wrap in (lambda model: model, tnt.Model):
+        keras.utils.set_random_seed(42)
+        model = wrap(make_model())
+        model.compile(**compile_arguments())
+        arguments = {"verbose": 0, "shuffle": False, **fit_arguments()}
+        first = model.fit(epochs=2, **arguments).history
+        second = model.fit(epochs=1, **arguments).history
+        more = then(model) if then else None
+        results.append((first, second, [np.array(w) for w in model.weights], more))
+    expected, actual = results
+    assert_close(actual[0], expected[0], tolerance, atol)
+    assert_close(actual[1], expected[1], tolerance, atol)
+    assert_close(actual[2], expected[2], tolerance, atol)
+    if then:
+        assert_close(actual[3], expected[3], tolerance, atol)
