@@ -1,22 +1,22 @@
-"""Distributed training for Keras on TensorFlow, in two more lines."""
+"""Distributed training for Keras on TensorFlow, in two more lines.
 
-from tarantella.runtime import world
+Importing it starts the communication between the ranks. Everything that needs Keras is loaded
+when it is first used.
+"""
 
-world.start()
+from __future__ import annotations
 
-from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast  # noqa: E402
-from tarantella.keras.model import Model, ParallelStrategy, Sequential  # noqa: E402
-from tarantella.runtime.world import (  # noqa: E402
-    get_master_rank,
-    get_rank,
-    get_size,
-    is_master_rank,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from tarantella.runtime import devices, world
+from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
-def init() -> None:
-    """Does nothing: importing Tarantella has started it. Older scripts call this."""
+if TYPE_CHECKING:
+    from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
+    from tarantella.keras.model import Model, ParallelStrategy, Sequential
 
+__version__ = "0.1.0"
 
 __all__ = [
     "Model",
@@ -32,3 +32,33 @@ __all__ = [
     "init",
     "is_master_rank",
 ]
+
+_HOME = {
+    "Model": "tarantella.keras.model",
+    "ParallelStrategy": "tarantella.keras.model",
+    "Sequential": "tarantella.keras.model",
+    "allgather": "tarantella.comm.collectives",
+    "allreduce": "tarantella.comm.collectives",
+    "barrier": "tarantella.comm.collectives",
+    "broadcast": "tarantella.comm.collectives",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+def init() -> None:
+    """Does nothing: importing Tarantella has started it. Older scripts call this."""
+
+
+world.start()
+devices.configure()

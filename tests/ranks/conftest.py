@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import keras
 import pytest
+from tensorflow.python.eager import context
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def float64() -> Iterator[None]:
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def unseeded() -> None:
+    """Forgets the seed that an earlier test has set; TensorFlow has no public way to."""
+    context.context()._set_global_seed(None)

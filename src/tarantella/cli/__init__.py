@@ -1,0 +1,1 @@
+"""The command: options, then a plan of hosts, devices and ranks, then mpiexec."""

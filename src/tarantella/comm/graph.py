@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.buckets import Bucket, TensorSpec, aligned_zeros, fuse
+from tarantella.comm.buffers import MESSAGE_BYTES
 from tarantella.comm.waiting import meet
 from tarantella.runtime import world
 
@@ -73,9 +74,10 @@ class Channel:
     ) -> list[tf.Tensor]:
         with tf.control_dependencies(self._previous):
             results = tf.numpy_function(function, tensors, dtypes)
+        results = tf.nest.flatten(results)  # run eagerly, a single result comes without a list
         if not tf.executing_eagerly():
             self._previous = [results[0].op]
-        return list(results)
+        return results
 
 
 def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndarray]]:
@@ -87,7 +89,7 @@ def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndar
     def alone(array: np.ndarray) -> list[np.ndarray]:
         _, views = memory.take()
         meet(communicator)
-        communicator.Allreduce(np.ascontiguousarray(array), views[0])
+        _sum_over_ranks(np.ascontiguousarray(array).reshape(-1), views[0].reshape(-1), communicator)
         return views
 
     def fused(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -95,10 +97,19 @@ def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndar
         for view, array in zip(views, arrays, strict=True):
             np.copyto(view, array)
         meet(communicator)
-        communicator.Allreduce(MPI.IN_PLACE, whole)
+        _sum_over_ranks(MPI.IN_PLACE, whole, communicator)
         return views
 
     return alone if len(bucket.members) == 1 else fused
+
+
+def _sum_over_ranks(source: Any, target: np.ndarray, communicator: Any) -> None:
+    """Sums flat arrays over the ranks, in pieces that MPI reduces fastest."""
+    piece = MESSAGE_BYTES // target.itemsize
+    for start in range(0, max(len(target), 1), piece):
+        end = start + piece
+        part = source[start:end] if isinstance(source, np.ndarray) else source
+        communicator.Allreduce(part, target[start:end])
 
 
 class _ReusedMemory:
@@ -142,9 +153,7 @@ def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarra
         all_indices = np.empty(total, indices.dtype)
         all_values = np.empty((total, *values.shape[1:]), values.dtype)
         communicator.Allgatherv(indices, (all_indices, counts))
-        communicator.Allgatherv(
-            np.ascontiguousarray(values), (all_values, counts * width)
-        )
+        communicator.Allgatherv(np.ascontiguousarray(values), (all_values, counts * width))
         return all_indices, all_values
 
     return gather

@@ -43,7 +43,7 @@ def common_seed() -> Iterator[None]:
     try:
         yield
     finally:
-        context.context()._seed = None
+        context.context()._set_global_seed(None)
 
 
 def _has_free_order(dataset: tf.data.Dataset) -> bool:

@@ -12,9 +12,7 @@ from tarantella.keras import internals
 from tarantella.runtime import world
 
 # A dataset that is used again goes on with its sequence of shuffles, as in Keras.
-_common: weakref.WeakKeyDictionary[tf.data.Dataset, tf.data.Dataset] = (
-    weakref.WeakKeyDictionary()
-)
+_common: weakref.WeakKeyDictionary[tf.data.Dataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
 
 
 class Feed(internals.DataAdapter):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src import backend
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -61,6 +62,11 @@ def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any)
     if merged is not None:
         _, merged = loss_module.squeeze_or_expand_to_same_rank(values, merged)
     return merged
+
+
+def build_metric(metric: keras.metrics.Metric, args: Any, kwargs: dict[str, Any]) -> None:
+    """Creates the variables that a metric makes when it first sees data; records nothing."""
+    backend.compute_output_spec(metric.update_state, *args, **kwargs)
 
 
 def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:

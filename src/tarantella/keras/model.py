@@ -20,7 +20,7 @@ from tarantella.errors import InputError
 from tarantella.keras import internals, state
 from tarantella.keras.compiled import call_compiled
 from tarantella.keras.feed import Feed
-from tarantella.keras.step import Step, current, global_state
+from tarantella.keras.step import Step, current, global_results
 from tarantella.runtime import world
 from tarantella.runtime.output import rank_output, shows_output
 
@@ -89,13 +89,10 @@ class Model(keras.Model):
     def get_metrics_result(self) -> dict[str, Any]:
         if world.get_size() == 1 or internals.in_stateless_scope():
             return super().get_metrics_result()
-        step = current()
+        compute, step = super().get_metrics_result, current()
         if step is not None:
-            with step.global_results(self.metrics):
-                return super().get_metrics_result()
-        variables = [variable for metric in self.metrics for variable in metric.variables]
-        with global_state(variables, Channel("metrics")):
-            return super().get_metrics_result()
+            return step.results_of(compute, self.metrics)
+        return global_results(compute, self.metrics, Channel("metrics"))
 
     # Compilation: what communicates is not compiled by XLA, the calls of the model are.
 
@@ -174,10 +171,8 @@ class Model(keras.Model):
                 validation_steps, validation_batch_size, validation_freq,
             )  # fmt: skip
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = (
-                internals.array_slicing.train_validation_split(
-                    (x, y, sample_weight), validation_split=validation_split
-                )
+            (x, y, sample_weight), validation_data = internals.array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
             )
         feed = Feed.of(
             x,
@@ -367,9 +362,7 @@ class Sequential(Model):
         return _distributed(keras.Sequential(layers, trainable=trainable, name=name))
 
 
-def _distributed(
-    model: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA
-) -> Model:
+def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA) -> Model:
     if isinstance(model, Model):
         raise InputError(
             f"The model '{model.name}' is a tnt.Model already: use it as it is, or pass the "

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tarantella.comm import buffers
 from tarantella.comm.agreement import check_same
+from tarantella.data.parts import Part
 from tarantella.keras import internals
 from tarantella.runtime import world
 
@@ -27,10 +28,14 @@ def build(model: keras.Model, spec: Any) -> None:
     if all(layer.built for layer in internals.flat_layers(model)):
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    inputs = tf.nest.map_structure(
-        lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x
-    )
-    model(inputs)
+    inputs = tf.nest.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x)
+    try:
+        model(inputs)
+    except NotImplementedError:  # no `call`: its own `train_step` calls the layers
+        if not all(layer.built for layer in internals.flat_layers(model)[1:]):
+            number = tf.TensorSpec((), tf.int64)
+            step = tf.function(model.train_step, autograph=False)
+            step.get_concrete_function(Part(number, number, spec))
 
 
 def start_from_master(model: keras.Model) -> None:

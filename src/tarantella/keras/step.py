@@ -53,29 +53,25 @@ class Step:
         self._metrics = Channel("metrics")
         self._weighted_for: set[int] = set()
         self._nested = False
-        self._before: dict[int, tuple[Any, tf.Tensor]] = {}
-        if _can_be_empty(part):
-            for variable in [*model.metrics_variables, *model.non_trainable_variables]:
-                self._before[id(variable)] = (variable, tf.identity(variable.value))
+        self._can_be_empty = _can_be_empty(part)
+        self._layers_before = self._values_now(model.non_trainable_variables)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Leads Keras's reductions through this step."""
         optimizer, metric = internals.BaseOptimizer, keras.metrics.Metric
-        mean, total = keras.metrics.Mean, keras.metrics.Sum
         replacements = [
             *internals.wrapped_reduction(self._wrap_reduction),
             *internals.wrapped_methods(optimizer, "scale_loss", self._wrap_scale_loss),
             *internals.wrapped_methods(optimizer, "apply", self._wrap_apply),
             *internals.wrapped_methods(metric, "result", self._wrap_result),
-            (mean, "update_state", self._wrap_update(mean.update_state)),
-            (total, "update_state", self._wrap_update(total.update_state)),
+            *internals.wrapped_methods(metric, "update_state", self._wrap_update),
         ]
         _current.append(self)
         try:
             with internals.replaced(replacements):
                 yield
-            self._forget_what_did_not_count()
+            self._keep_only_what_counted(self._layers_before)
         finally:
             _current.pop()
 
@@ -161,9 +157,7 @@ class Step:
         """The sums over the ranks, requested in the order in which backpropagation ends."""
         if not weighted:
             gradients = [None if g is None else _scaled(g, self.share) for g in gradients]
-        dense = [
-            i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)
-        ]
+        dense = [i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)]
         sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         sums = list(gradients)
         threshold = configuration().fusion_threshold_bytes
@@ -177,6 +171,24 @@ class Step:
     # Metrics
 
     def _wrap_update(self, update_state: Callable[..., Any]) -> Callable[..., Any]:
+        if update_state in (keras.metrics.Mean.update_state, keras.metrics.Sum.update_state):
+            update_state = self._with_share(update_state)
+
+        @wraps(update_state)
+        def update_counted(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._nested or internals.in_stateless_scope():
+                return update_state(metric, *args, **kwargs)
+            with self._outermost():
+                if self._can_be_empty:
+                    internals.build_metric(metric, args, kwargs)
+                before = self._values_now(metric.variables)
+                result = update_state(metric, *args, **kwargs)
+                self._keep_only_what_counted(before)
+                return result
+
+        return update_counted
+
+    def _with_share(self, update_state: Callable[..., Any]) -> Callable[..., Any]:
         """A number that was computed from this part counts with the part's share.
 
         Without that, a mean over ranks of unequal parts would not be the mean over samples.
@@ -185,10 +197,9 @@ class Step:
 
         @wraps(update_state)
         def update_with_share(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-            values = keras.ops.convert_to_tensor(values)
-            is_number = values.shape.rank == 0 and values.dtype.is_floating
-            if is_number and sample_weight is None:
-                sample_weight = tf.cast(self.share, values.dtype)
+            number = keras.ops.convert_to_tensor(values)
+            if number.shape.rank == 0 and number.dtype.is_floating and sample_weight is None:
+                sample_weight = tf.cast(self.share, number.dtype)
             return update_state(metric, values, sample_weight)
 
         return update_with_share
@@ -198,63 +209,50 @@ class Step:
         def global_result(metric: Any) -> Any:
             if self._nested or internals.in_stateless_scope():
                 return result(metric)
-            with self._outermost(), self.global_state(metric.variables):
-                return result(metric)
+            with self._outermost():
+                return global_results(lambda: result(metric), [metric], self._metrics)
 
         return global_result
 
-    def global_state(self, variables: Iterable[Any]) -> keras.StatelessScope:
-        """A scope in which metric variables have their values over all ranks."""
-        return global_state(variables, self._metrics, self._counted_value)
+    def results_of(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
+        """What `compute` makes of the state that metrics have over all ranks."""
+        with self._outermost():
+            return global_results(compute, metrics, self._metrics)
 
-    @contextmanager
-    def global_results(self, metrics: Iterable[Any]) -> Iterator[None]:
-        """A scope in which the results of several metrics are those of all ranks."""
-        with self._outermost(), self.global_state([v for m in metrics for v in m.variables]):
-            yield
+    # Ranks without a sample of their own
 
-    def _counted_value(self, variable: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(variable.value)
-        if id(variable) not in self._before:
-            return value
-        return tf.where(self._has_samples, value, self._before[id(variable)][1])
+    def _values_now(self, variables: Iterable[Any]) -> list[tuple[Any, tf.Tensor]]:
+        if not self._can_be_empty:
+            return []
+        return [(variable, tf.identity(variable.value)) for variable in variables]
 
-    def _forget_what_did_not_count(self) -> None:
-        """Sets metrics and layers' state back if this rank had no sample of its own."""
-        if not self._before:
-            return
-
-        def restore() -> bool:
-            for variable, value in self._before.values():
-                variable.assign(value)
-            return True
-
-        tf.cond(self._has_samples, lambda: False, restore)
+    def _keep_only_what_counted(self, before: list[tuple[Any, tf.Tensor]]) -> None:
+        """Sets variables back to what they were, if this rank had no sample of its own."""
+        for variable, value in before:
+            variable.assign(tf.where(self._has_samples, variable.value, value))
 
 
-def global_state(
-    variables: Iterable[Any],
-    channel: Channel,
-    value_of: Callable[[Any], tf.Tensor] = lambda variable: tf.convert_to_tensor(variable.value),
-) -> keras.StatelessScope:
-    """A scope in which metric variables have their values over all ranks.
+def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
+    """What `compute` makes of the state that metrics have over all ranks.
 
-    How values combine is what the variable says (`aggregation`): metrics add up unless they
-    were made otherwise.
+    How the ranks' values of a variable combine is what it says itself (`aggregation`): those
+    of metrics add up unless they were made otherwise.
     """
-    master = float(world.is_master_rank())
+    variables = [variable for metric in metrics for variable in metric.variables]
     combined = [v for v in variables if v.aggregation not in (None, "none")]
-    counted = []
+    values = []
     for variable in combined:
-        value = value_of(variable)
-        if variable.aggregation == "only_first_replica":
-            value = value * tf.cast(master, value.dtype)
-        counted.append(value)
-    sums = channel.allreduce(counted, threshold=np.iinfo(np.int64).max)
+        value = tf.convert_to_tensor(variable.value)
+        if variable.aggregation == "only_first_replica" and not world.is_master_rank():
+            value = tf.zeros_like(value)
+        values.append(value)
+    sums = channel.allreduce(values, threshold=np.iinfo(np.int64).max)
     for i, variable in enumerate(combined):
         if variable.aggregation == "mean":
             sums[i] = sums[i] / tf.cast(world.get_size(), sums[i].dtype)
-    return keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True)))
+    with keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True))):
+        # A result may be a variable, which has its global value in here only.
+        return keras.tree.map_structure(keras.ops.convert_to_tensor, compute())
 
 
 def _can_be_empty(part: Part) -> bool:

@@ -1,0 +1,53 @@
+# `make` lists the targets. All of them work in a virtual environment, which is made when it is
+# missing; PYTHON says from which Python, 3.10 to 3.13.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+NEEDS := $(VENV)/.made pyproject.toml constraints.txt
+
+# pip asks nothing, and installs into the virtual environment whatever the user's settings are.
+export PIP_NO_INPUT := 1
+export PIP_USER := 0
+
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no data)
+	$(BIN)/tarantella -n 2 --no-gpu -- examples/lenet5.py
+
+test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment and everything built
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.run: $(NEEDS)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,examples]'
+	@touch $@
+
+$(VENV)/.dev: $(NEEDS)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,dev]'
+	@touch $@ $(VENV)/.run
+
+# Some systems ship Python's venv without its pip: then the pip of $(PYTHON) brings one in.
+$(VENV)/.made: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Tarantella needs Python 3.10 to 3.13, and $(PYTHON) is not one:" \
+	    "name another, as in  make PYTHON=python3.12 $(or $(MAKECMDGOALS),quickstart)"; exit 1; } >&2
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && PYTHONPATH="$$($(PYTHON) -c \
+	    'import pathlib, pip; print(pathlib.Path(pip.__file__).parents[1])')" \
+	    $(BIN)/python -m pip install --ignore-installed pip; }
+	$(PIP_INSTALL) setuptools
+	@touch $@

@@ -1,0 +1,35 @@
+"""The plan in words, for `--dry-run`."""
+
+from __future__ import annotations
+
+import shlex
+
+from tarantella.cli.host import Host, format_list
+from tarantella.cli.launch import Launch
+from tarantella.cli.plan import Plan, Rank
+
+
+def describe(plan: Plan, launch: Launch) -> str:
+    """Hosts and ranks, the environment that is added, and a command line to paste into a shell."""
+    lines: list[str] = []
+    for host in plan.hosts:
+        lines.append(f"host {host.name}: {_count(len(host.cores), 'core')}, {_gpus(host)}")
+        lines += [f"  rank {rank.number}: {_devices(rank, host)}" for rank in plan.ranks_of(host)]
+    variables = [shlex.quote(f"{name}={value}") for name, value in launch.environment.items()]
+    lines += ["environment:", *(f"  {variable}" for variable in variables)]
+    lines += ["command:", "  " + " ".join(["env", *variables, shlex.join(launch.command)])]
+    return "\n".join(lines) + "\n"
+
+
+def _gpus(host: Host) -> str:
+    return _count(len(host.gpus), "GPU") if host.gpus else "no GPU"
+
+
+def _devices(rank: Rank, host: Host) -> str:
+    device = "CPU" if rank.gpu is None else f"GPU {rank.gpu} ({host.gpus[rank.gpu].name})"
+    cores = ("core " if len(rank.cores) == 1 else "cores ") + format_list(rank.cores)
+    return f"{device}, {cores}, {_count(rank.threads, 'thread')}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,85 @@
+"""A host as the plan sees it: its cores by socket, and its GPUs."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from tarantella.cli.gpus import Gpu, find_gpus
+from tarantella.runtime.cores import core_limit, usable_cores
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that ranks can run on.
+
+    Attributes:
+        name: its host name
+        sockets: the cores we may use in each NUMA domain, none in some; the threads of one
+            physical core are neighbours
+        gpus: the GPUs we may use, in the order in which CUDA numbers them
+        core_limit: how many cores we may use at a time; None: all of them
+    """
+
+    name: str
+    sockets: tuple[tuple[int, ...], ...]
+    gpus: tuple[Gpu, ...] = ()
+    core_limit: int | None = None
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        return tuple(core for cores in self.sockets for core in cores)
+
+
+def this_host() -> Host:
+    """The machine we are on."""
+    return Host(socket.gethostname(), find_sockets(usable_cores()), find_gpus(), core_limit())
+
+
+def find_sockets(
+    usable: tuple[int, ...], system: Path = Path("/sys/devices/system")
+) -> tuple[tuple[int, ...], ...]:
+    """The usable cores by number of the NUMA domain; one domain where the system does not tell."""
+    order = {core: (_siblings(core, system)[0], core) for core in usable}
+    domains: list[tuple[int, ...]] = []
+    for node in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:])):
+        number = int(node.name[4:])
+        domains += [()] * (number - len(domains))  # keeps each at the place of its number
+        cores = set(parse_list(_read(node / "cpulist"))) & set(usable)
+        domains.append(tuple(sorted(cores, key=order.__getitem__)))
+    if sum(map(len, domains)) != len(usable):
+        return (tuple(sorted(usable, key=order.__getitem__)),)
+    return tuple(domains)
+
+
+def parse_list(text: str) -> list[int]:
+    """The numbers in a list like `0-3,8,10-11`, as Linux writes it."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def format_list(numbers: tuple[int, ...]) -> str:
+    """The reverse: `0-3,8,10-11`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _siblings(core: int, system: Path) -> list[int]:
+    return parse_list(_read(system / f"cpu/cpu{core}/topology/thread_siblings_list")) or [core]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,79 @@
+"""What the ranks print, on its way to the user, with the launcher's own words taken out.
+
+Everything passes at once, half lines and progress bars too. Only what looks like the beginning of
+a passage to be taken out is held back until it is certain; the end of a line alone never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Something to be taken out of a stream.
+
+    Attributes:
+        start: how it begins
+        end: how it ends
+        taken: gets the passage, returns what to show in its place
+    """
+
+    start: bytes
+    end: bytes
+    taken: Callable[[bytes], bytes]
+
+
+class StreamFilter:
+    """Takes passages out of a stream of bytes that comes in pieces."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+        self._held = b""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next piece; returns what can be shown now."""
+        text = self._held + data
+        shown = b""
+        while True:
+            position, passage = self._next_start(text)
+            if passage is None:
+                keep = self._possible_start(text)
+                self._held = text[len(text) - keep :]
+                return shown + text[: len(text) - keep]
+            shown += text[:position]
+            end = text.find(passage.end, position + len(passage.start))
+            if end < 0:
+                self._held = text[position:]
+                return shown
+            end += len(passage.end)
+            shown += passage.taken(text[position:end])
+            text = text[end:]
+
+    def flush(self) -> bytes:
+        """Nothing more is coming, for now: returns what was held back."""
+        held, self._held = self._held, b""
+        return held
+
+    def _next_start(self, text: bytes) -> tuple[int, Passage | None]:
+        found = [
+            (position, passage)
+            for passage in self._passages
+            if (position := text.find(passage.start)) >= 0
+        ]
+        return min(found, key=lambda pair: pair[0], default=(0, None))
+
+    def _possible_start(self, text: bytes) -> int:
+        """The length of the longest end of the text that may be the start of a passage."""
+        longest = max((len(passage.start) for passage in self._passages), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            end = text[-length:]
+            if end != b"\n" and any(each.start.startswith(end) for each in self._passages):
+                return length
+        return 0

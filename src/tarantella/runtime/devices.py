@@ -1,0 +1,112 @@
+"""The devices of a rank: one GPU, or a share of the host's cores.
+
+TensorFlow takes every GPU and every core it finds, in each process. Ranks of one host have to
+share them out, and that has to happen before TensorFlow's first operation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+from tarantella.runtime import world
+from tarantella.runtime.configuration import Configuration, configuration
+from tarantella.runtime.cores import core_limit, thread_share
+from tarantella.runtime.log import LOGGER
+from tarantella.runtime.world import Place
+
+# A collective that waits for other ranks occupies one of TensorFlow's inter-op threads. With too
+# few of them nothing is left to compute what the others wait for, and the run stands still.
+LEAST_INTER_OP_THREADS = 4
+
+
+def configure() -> None:
+    """Give this rank its devices. In a serial run TensorFlow is left alone, and not imported."""
+    settings = configuration()
+    if world.get_size() == 1 and not settings.no_gpu and settings.gpus is None:
+        return
+    import tensorflow as tf
+
+    tasks: list[Callable[[ModuleType, Configuration], None]] = [_take_gpu]
+    if world.get_size() > 1:
+        tasks += [_share_threads]
+    try:
+        for task in tasks:
+            task(tf, settings)
+    except RuntimeError:
+        LOGGER.warning(
+            "TensorFlow was in use before Tarantella could share out devices and threads between "
+            "the ranks, which may be slow or run out of memory: import tarantella before the "
+            "first TensorFlow operation."
+        )
+
+
+def choose_gpu(
+    count: int, local_rank: int, places: tuple[Place, ...], order: tuple[int, ...] | None
+) -> int | None:
+    """The GPU of a rank, of those it sees; None if they do not suffice for the ranks of the host.
+
+    Args:
+        count: how many GPUs this rank sees
+        local_rank: the number of this rank on its host
+        places: where each rank of the host runs
+        order: the GPUs by local rank, where the command has planned them
+    """
+    seen = [place.gpus for place in places]
+    if count == 1 and len(seen) > 1 and None not in seen and len(set(seen)) == len(seen):
+        return 0  # a scheduler shows to each rank a GPU of its own
+    wanted = order[local_rank] if order and local_rank < len(order) else local_rank
+    enough = order is not None or count >= len(places)
+    return wanted if enough and wanted < count else None
+
+
+def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
+    gpus = tf.config.list_physical_devices("GPU")
+    if settings.no_gpu:
+        tf.config.set_visible_devices([], "GPU")
+        return
+    local_rank, places = world.get_local_rank(), world.get_local_places()
+    chosen = choose_gpu(len(gpus), local_rank, places, settings.gpus)
+    if chosen is not None:
+        tf.config.set_visible_devices(gpus[chosen], "GPU")
+        tf.config.experimental.set_memory_growth(gpus[chosen], True)
+        return
+    tf.config.set_visible_devices([], "GPU")
+    if gpus or settings.gpus is not None:
+        LOGGER.warning(
+            "TensorFlow finds %d GPUs for %d ranks on host %s: the ranks run on the CPU. Start "
+            "fewer ranks, or look whether this TensorFlow supports the GPUs.",
+            len(gpus),
+            len(places),
+            places[local_rank].host,
+        )
+
+
+def _share_threads(tf: ModuleType, settings: Configuration) -> None:
+    threading = tf.config.threading
+    share = _number("OMP_NUM_THREADS") or settings.threads or _even_share()
+    if not (threading.get_intra_op_parallelism_threads() or _number("TF_NUM_INTRAOP_THREADS")):
+        threading.set_intra_op_parallelism_threads(share)
+    chosen = threading.get_inter_op_parallelism_threads() or _number("TF_NUM_INTEROP_THREADS")
+    if not chosen:
+        threading.set_inter_op_parallelism_threads(max(share, LEAST_INTER_OP_THREADS))
+    elif chosen < LEAST_INTER_OP_THREADS:
+        LOGGER.warning(
+            "TensorFlow is set to %d inter-op threads. Ranks that wait for each other occupy some "
+            "of them, and with fewer than %d a run may stand still: set more, or none.",
+            chosen,
+            LEAST_INTER_OP_THREADS,
+        )
+
+
+def _even_share() -> int:
+    places = world.get_local_places()
+    of_all = tuple(place.cores for place in places)
+    return thread_share(of_all[world.get_local_rank()], of_all, core_limit())
+
+
+def _number(variable: str) -> int:
+    """The number in a variable, the first of several; 0 if there is none."""
+    first = os.environ.get(variable, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0

@@ -1,0 +1,145 @@
+"""How a run ends when one of its ranks fails.
+
+A rank that just stopped would leave the others waiting in their next collective for ever. So it
+shows its traceback, says what happened, and ends the run with MPI_Abort. When all ranks fail in
+the same way, which is the usual case, only the first one gets to speak: each waits a moment longer
+than the rank before it, and is gone by then. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from tarantella.runtime import launcher
+from tarantella.runtime.announce import FAILED, Announcement, announce
+
+INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
+BAD_INPUT = 2
+
+_PACKAGE = Path(__file__).absolute().parent.parent
+_SHORTEST_TURN, _EACH_RANK, _LONGEST_TURN = 0.6, 0.05, 2.0  # seconds
+_TIME_TO_READ = 0.2  # seconds for the launcher to pass on what was printed; an abort drops the rest
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status of a process that ends with this exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if isinstance(error.code, int) else 1
+    return BAD_INPUT if is_ours(error) else 1
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether Tarantella raised it on purpose, with a message for the user."""
+    errors = sys.modules.get("tarantella.errors")
+    return errors is not None and isinstance(error, errors.TarantellaError)
+
+
+def describe(error: BaseException) -> str:
+    """The cause in one line, for the message that names the rank."""
+    if isinstance(error, SystemExit):
+        return str(error.code) if isinstance(error.code, str) else f"sys.exit({error.code})"
+    if is_ours(error):
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    text = traceback.format_exception_only(type(error), error)[-1]
+    return text.partition("\n")[0]
+
+
+def show(error: BaseException) -> None:
+    """Print what Python would print for an uncaught exception, to the point."""
+    if isinstance(error, KeyboardInterrupt):
+        return
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif is_ours(error):
+        show_for_user(error)
+    else:
+        error.__traceback__ = _without_start(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def show_for_user(error: BaseException) -> None:
+    """Print the user's part of the traceback, and the message."""
+    report = traceback.TracebackException.from_exception(error)
+    report.__cause__ = report.__context__ = None
+    report.stack = traceback.StackSummary.from_list(
+        [frame for frame in report.stack if not _is_inside(frame.filename)]
+    )
+    print("".join(report.format()), end="", file=sys.stderr)
+
+
+def fail(error: BaseException, descriptor: int = 2) -> int:
+    """Report an uncaught exception, and end all ranks with it.
+
+    Args:
+        error: what nobody caught
+        descriptor: where the command listens, if it started this rank
+
+    Returns:
+        The exit status to end with. It returns only where MPI does not run.
+    """
+    rank = launcher.rank_by_launcher()
+    _wait_for_turn(rank)
+    show(error)
+    status = exit_status(error)
+    announce(
+        Announcement(
+            FAILED, rank, socket.gethostname(), os.getpid(), status=status, cause=describe(error)
+        ),
+        descriptor,
+    )
+    abort(status)
+    return status
+
+
+def abort(status: int) -> None:
+    """End all ranks, if MPI runs in this process, after what was printed has been shown."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    mpi = running_mpi()
+    if mpi is not None:
+        time.sleep(_TIME_TO_READ)
+        mpi.COMM_WORLD.Abort(status)
+
+
+def running_mpi() -> ModuleType | None:
+    """The module `mpi4py.MPI`, between the start and the end of MPI in this process."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi
+
+
+def _wait_for_turn(rank: int) -> None:
+    if rank > 0:
+        time.sleep(min(_SHORTEST_TURN + _EACH_RANK * rank, _LONGEST_TURN))
+
+
+def _is_inside(filename: str) -> bool:
+    """Whether a frame belongs to Tarantella, Keras or the import system, not to the user."""
+    if filename.startswith("<frozen "):
+        return True
+    keras = sys.modules.get("keras")
+    inside = [_PACKAGE]
+    if keras is not None and keras.__file__:
+        inside.append(Path(keras.__file__).parent)
+    return any(folder in Path(filename).parents for folder in inside)
+
+
+def _without_start(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's script on, without the frames that started it."""
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "runtime":
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,60 @@
+"""The library's own messages: the logger "tarantella", shown on the error stream."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+from tarantella.runtime.configuration import Configuration
+
+LOGGER = logging.getLogger("tarantella")
+FORMAT = "tarantella %(levelname)s: %(message)s"
+
+
+class MarkedLines(logging.Formatter):
+    """Puts a mark in front of every line of a message."""
+
+    def __init__(self, mark: str = "") -> None:
+        super().__init__(FORMAT)
+        self._mark = mark
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(self._mark + line for line in super().format(record).splitlines())
+
+
+class ErrorStream(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the time of the message, in one call."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        raise AttributeError("The messages of Tarantella go to sys.stderr.")
+
+
+def configure(configuration: Configuration, rank: int, size: int) -> None:
+    """Show the messages of this rank, or keep them to itself.
+
+    A level or a handler that the user has given to the logger is left as it is.
+    """
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(configuration.log_level)
+    if LOGGER.handlers:
+        return
+    LOGGER.propagate = False  # the user's own logging would show each message a second time
+    LOGGER.addHandler(_handler(configuration, rank, size))
+
+
+def _handler(configuration: Configuration, rank: int, size: int) -> logging.Handler:
+    if rank != 0 and not configuration.log_on_all_devices:
+        return logging.NullHandler()
+    marked = configuration.log_on_all_devices and size > 1
+    handler = ErrorStream()
+    handler.setFormatter(MarkedLines(f"[rank {rank}] " if marked else ""))
+    return handler

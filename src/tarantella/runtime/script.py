@@ -1,0 +1,75 @@
+"""Runs the user's script as `__main__`, as plain Python would, and sees how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import socket
+import sys
+from importlib.machinery import SourceFileLoader
+from io import TextIOWrapper
+from pathlib import Path
+from types import ModuleType
+
+from tarantella.runtime import ending, failure, launcher
+from tarantella.runtime.announce import FINISHED, Announcement, announce
+
+
+def main(arguments: list[str]) -> int:
+    """Run a script with its arguments; returns the exit status."""
+    # The script becomes `__main__` below, and this must stay alive; `ending` looks for it.
+    sys.modules[ending.RUN_BY_COMMAND] = sys.modules["__main__"]
+    pid = os.getpid()
+    descriptor = os.dup(2)  # the script may close or redirect its own
+    finished = False
+
+    def announce_end() -> None:
+        if finished and os.getpid() == pid:
+            rank = launcher.rank_by_launcher()
+            announce(Announcement(FINISHED, rank, socket.gethostname(), pid), descriptor)
+
+    # Registered first, called last: after MPI has been left, and the script's own functions.
+    atexit.register(announce_end)
+    _print_whole_lines()
+    try:
+        run(arguments)
+    except BaseException as error:
+        if os.getpid() != pid:  # a process that the script has forked
+            failure.show(error)
+            return failure.exit_status(error)
+        if failure.exit_status(error) != 0 or not isinstance(error, SystemExit):
+            return failure.fail(error, descriptor)
+    finished = True
+    return 0
+
+
+def run(arguments: list[str]) -> None:
+    """Run a script in a module of its own with the name `__main__`."""
+    script = Path(arguments[0])
+    sys.argv[:] = arguments
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path.insert(0, str(script.resolve().parent))
+    path = str(script.absolute())
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+        __file__=path,
+        __loader__=SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = module
+    code = compile(script.read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def _print_whole_lines() -> None:
+    """Show each line as soon as it is complete, and in one piece.
+
+    Left alone, lines of a rank would be shown late, as its output is not a terminal; unbuffered,
+    they would be mixed with those of other ranks.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)

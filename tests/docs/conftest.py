@@ -1,0 +1,58 @@
+"""What a reader of the documentation does: type a command, and look at what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+OF_OTHER_RUNS = ("MAKE", "MFLAGS", "MPI", "PMI", "PYTEST", "TNT_")
+
+
+@dataclass(frozen=True)
+class Finished:
+    status: int
+    output: str  # of both streams
+
+
+@pytest.fixture(scope="session")
+def reader_environment() -> dict[str, str]:
+    """The tested Python's commands come first, and nothing of the test's own run is inherited."""
+    bin_folder = Path(sys.executable).parent
+    if not (bin_folder / "tarantella").exists():
+        pytest.fail(f"no `tarantella` in {bin_folder}: `make test` installs it", pytrace=False)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_OTHER_RUNS)}
+    return inherited | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def shell(reader_environment: dict[str, str], tmp_path: Path) -> Callable[..., Finished]:
+    """Runs a command line in bash, in a folder of its own unless told otherwise."""
+
+    def run(command: str, cwd: Path = tmp_path, timeout: float = 240, **env: str) -> Finished:
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=cwd,
+            env=reader_environment | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # so that whatever it started can be ended with it
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            pytest.fail(f"`{command}` did not end within {timeout} s:\n{output}", pytrace=False)
+        return Finished(process.returncode, output)
+
+    return run

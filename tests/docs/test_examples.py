@@ -1,0 +1,106 @@
+"""The examples run as their readers run them, and reach what they promise."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+LENET5 = Path(__file__).parents[2] / "examples" / "lenet5.py"
+SHORT = "--number_epochs=1 --train_size=50 --val_size=10 --test_size=20"
+
+Shell = Callable[..., Any]
+
+
+def mnist_look_alike() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0).integers
+    return {
+        "x_train": draw(0, 256, (60, 28, 28), np.uint8),
+        "y_train": draw(0, 10, 60, np.uint8),
+        "x_test": draw(0, 256, (20, 28, 28), np.uint8),
+        "y_test": draw(0, 10, 20, np.uint8),
+    }
+
+
+@pytest.fixture(scope="module")
+def lenet5() -> ModuleType:
+    """The example as a module, for what does not need a run of its own."""
+    spec = spec_from_file_location("lenet5", LENET5)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    content = head + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def test_lenet5_reads_digits_on_two_ranks(shell: Shell, tmp_path: Path) -> None:
+    finished = shell(f"tarantella -n 2 --no-gpu -- {LENET5}", KERAS_HOME=str(tmp_path))
+    assert finished.status == 0, finished.output
+    assert finished.output.count("data: scikit-learn's digits") == 1
+    accuracies = re.findall(r"test accuracy: ([\d.]+)%", finished.output)
+    assert len(accuracies) == 1
+    assert float(accuracies[0]) > 95
+
+
+def test_lenet5_runs_serially_on_the_mnist_that_keras_has(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "datasets").mkdir()
+    np.savez(tmp_path / "datasets" / "mnist.npz", **mnist_look_alike())
+    finished = shell(f"python {LENET5} {SHORT}", KERAS_HOME=str(tmp_path))
+    assert finished.status == 0, finished.output
+    assert "data: MNIST; images: 50 train, 10 validate, 20 test" in finished.output
+    assert "test accuracy" in finished.output
+
+
+def test_lenet5_reads_the_idx_files_of_mnist(lenet5: ModuleType, tmp_path: Path) -> None:
+    arrays = mnist_look_alike()
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", arrays["x_train"])
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", arrays["y_train"])
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", arrays["x_test"])
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", arrays["y_test"])
+    (x_train, y_train), (x_test, y_test) = lenet5.load_mnist(tmp_path)
+    np.testing.assert_allclose(x_train[..., 0] * 255, arrays["x_train"], atol=1e-4)
+    np.testing.assert_allclose(x_test[..., 0] * 255, arrays["x_test"], atol=1e-4)
+    np.testing.assert_array_equal(y_train, arrays["y_train"])
+    np.testing.assert_array_equal(y_test, arrays["y_test"])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--batch_size=0", "--batch_size: '0' is not a whole number from 1 up"),
+        ("--number_epochs=1.5", "--number_epochs: '1.5' is not a whole number from 1 up"),
+        ("--learning_rate=fast", "--learning_rate: 'fast' is not a number above 0"),
+        ("--train_size=1800", "--train_size 1800 and --val_size 149 cannot be had"),
+        ("--val_size=1497", "--train_size 0 and --val_size 1497 cannot be had"),
+        ("--test_size=301", "--test_size 301: the digits data has 300 images to test with"),
+        ("--data_dir=nowhere", "--data_dir nowhere: neither mnist.npz nor"),
+        ("--batchsize=3", "unrecognized arguments: --batchsize=3"),
+    ],
+)
+def test_lenet5_explains_a_bad_option(
+    option: str,
+    message: str,
+    lenet5: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lenet5.py", option])
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        lenet5.main()
+    assert end.value.code not in (None, 0)
+    assert message in f"{end.value.code} {capsys.readouterr().err}"

@@ -1,0 +1,248 @@
+"""The real command with real ranks, when all goes well; and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tarantella.cli.mpi import find_mpiexec
+
+LIMIT = 120  # seconds, for a machine that is busy with other things
+COMMAND = (sys.executable, "-m", "tarantella.cli")
+TWO = (*COMMAND, "-n", "2", "--no-gpu")
+START = "from tarantella.runtime import world; world.start()\n"
+
+
+def run(*command: str | bytes, **settings: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        command, capture_output=True, text=True, timeout=LIMIT, **settings
+    )
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(START + text)
+    return str(path)
+
+
+WHO = """
+import os
+numbers = (world.get_rank(), world.get_size(), world.get_local_rank(), world.get_local_size())
+os.write(1, (" ".join(map(str, numbers)) + "\\n").encode())
+"""
+
+
+def test_ranks_of_the_command(tmp_path: Path) -> None:
+    result = run(*TWO, "--", write(tmp_path, WHO))
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
+    assert result.stderr == ""
+
+
+def test_ranks_of_plain_mpiexec(tmp_path: Path) -> None:
+    result = run(str(find_mpiexec()), "-n", "2", sys.executable, write(tmp_path, WHO))
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
+
+
+def test_serial_run_does_not_touch_mpi(tmp_path: Path) -> None:
+    result = run(
+        sys.executable, write(tmp_path, WHO + "import sys\nprint('mpi4py.MPI' in sys.modules)\n")
+    )
+    assert result.stdout.splitlines() == ["0 1 0 1", "False"]
+
+
+def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI"))
+    }
+    environ |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    result = run(sys.executable, write(tmp_path, WHO), env=environ)
+    assert result.returncode == 2
+    for expected in ("Open MPI", "4 ranks", "MPICH", "MPI4PY_LIBMPI"):
+        assert expected in result.stderr
+
+
+def test_script_sees_what_plain_python_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("value = 5\n")
+    (tmp_path / "script.py").write_text(
+        """from __future__ import annotations
+import json, sys
+import neighbour
+data = [sys.argv, sys.path, __file__, __name__, __package__, sys.modules["__main__"].__file__]
+data += [neighbour.value, sorted(globals()), "tarantella" in sys.modules]
+print(json.dumps(data))
+"""
+    )
+    seen, expected = (
+        run(*start, "script.py", "--a", "b c", cwd=tmp_path).stdout
+        for start in ((*COMMAND, "-n", "1", "--no-gpu", "--"), (sys.executable,))
+    )
+    assert json.loads(seen) == json.loads(expected)
+
+
+ODD = [
+    b"a b",
+    b"'q' \"d\"",
+    b"$HOME;`id`",
+    b"x=y=z",
+    b"",
+    b"two\nlines\n",
+    b"\xff\xfe",
+    b" * ",
+    b"\\",
+]
+
+
+def test_variables_and_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
+    text = """
+import os, sys
+values = [os.environb[f"V{i}".encode()] for i in range(9)]
+if world.get_rank() == 1:
+    print([values, [os.fsencode(argument) for argument in sys.argv[1:]]])
+"""
+    variables = [f"V{number}=".encode() + value for number, value in enumerate(ODD)]
+    arguments = [*ODD, b":", b"\\:", b"--", b"-n", b"-x"]
+    script = write(tmp_path, text)
+    result = run(*TWO, "-x", "V0=old", "-x", *variables, "--", script, *arguments)
+    assert result.stdout == f"{[ODD, arguments]}\n"
+
+
+def test_bytes_and_half_lines_pass_at_once(tmp_path: Path) -> None:
+    text = r"""
+import os, time
+if world.get_rank() == 0:
+    for descriptor in (1, 2):
+        os.write(descriptor, b"\r 10% \xff")
+    time.sleep(600)
+"""
+    with subprocess.Popen(
+        [*TWO, "--", write(tmp_path, text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(7) == b"\r 10% \xff"
+        assert process.stderr.read(7) == b"\r 10% \xff"
+        process.terminate()
+
+
+def test_lines_of_ranks_are_not_mixed(tmp_path: Path) -> None:
+    text = "for number in range(200):\n    print('one', 'line', 'of', world.get_rank())\n"
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    lines = run(*TWO, "--", write(tmp_path, text), env=environ).stdout.splitlines()
+    assert sorted(lines) == ["one line of 0"] * 200 + ["one line of 1"] * 200
+
+
+def test_dry_run_says_what_would_be_run_and_runs_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, "print('it runs')\n")
+    result = run(*TWO, "--dry-run", "-x", "A=b c", "--", script)
+    assert result.returncode == 0
+    assert "rank 1: CPU" in result.stdout
+    assert "it runs" not in result.stdout
+    again = run("sh", "-c", result.stdout.splitlines()[-1])
+    assert again.stdout == "it runs\n" * 2
+
+
+def test_warning_without_gpus(tmp_path: Path) -> None:
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    script = write(tmp_path, WHO)
+    result = run(*COMMAND, "--", script, env=environ)
+    assert result.stdout == "0 1 0 1\n"
+    assert result.stderr.startswith("tarantella WARNING: No GPU was found on host ")
+    quiet = run(*COMMAND, "--log-level", "ERROR", "--dry-run", "--", script, env=environ)
+    assert quiet.stderr == ""
+
+
+def test_other_program_than_python() -> None:
+    result = run(*TWO, "--python-interpreter", "", "--", "sh", "-c", "echo $PMI_RANK; exit 0")
+    assert result.returncode == 0
+    assert sorted(result.stdout.split()) == ["0", "1"]
+
+
+def test_tool_in_front_of_python(tmp_path: Path) -> None:
+    tool = f"env A=b {shlex.quote(sys.executable)} -X dev"
+    script = write(tmp_path, "import os, sys\nprint(os.environ['A'], sys.flags.dev_mode)\n")
+    result = run(*TWO, "--python-interpreter", tool, "--", script)
+    assert result.stdout == "b True\n" * 2
+
+
+def test_ranks_that_start_other_programs(tmp_path: Path) -> None:
+    """A program started by a rank runs serially, a spawned worker belongs to its rank."""
+    text = """
+import multiprocessing, subprocess, sys
+def worker(queue):
+    queue.put((world.get_rank(), world.get_size()))
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print("program", world.get_rank(), world.get_size())
+    else:
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=worker, args=(queue,))
+        process.start()
+        print("worker", *queue.get())
+        process.join()
+        subprocess.run([sys.executable, __file__, "alone"], check=True)
+"""
+    result = run(*TWO, "--", write(tmp_path, text))
+    assert result.returncode == 0
+    expected = ["program 0 1", "program 0 1", "worker 0 2", "worker 1 2"]
+    assert sorted(result.stdout.splitlines()) == expected
+
+
+def test_reader_that_goes_away(tmp_path: Path) -> None:
+    script = write(tmp_path, "while True:\n    print('line')\n")
+    command = shlex.join([*TWO, "--", script])
+    result = run("sh", "-c", f"{command} | head -1")
+    assert result.stdout == "line\n"
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(stream: str, tmp_path: Path) -> None:
+    script = write(tmp_path, "print('line')\n")
+    result = run("sh", "-c", f"{shlex.join([*TWO, '--', script])} {stream}")
+    assert result.returncode == 0
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--", "missing.py"], "missing.py"),
+        (["-n", "0", "--", "script.py"], "-n"),
+        (["--no-gup", "--", "script.py"], "--no-gup"),
+        ([], "script"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: list[str], named: str, tmp_path: Path) -> None:
+    write(tmp_path, "")
+    result = run(*COMMAND, *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("tarantella: ")
+    assert result.stderr.count("\n") == 1
+    assert named in result.stderr
+
+
+def test_setting_without_sense_is_told_in_one_line(tmp_path: Path) -> None:
+    script = write(tmp_path, "")
+    environ = {**os.environ, "TNT_FUSION_THRESHOLD": "much"}
+    result = run(*COMMAND, "--", script, env=environ)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "TNT_FUSION_THRESHOLD" in result.stderr
+
+
+def test_version_and_help() -> None:
+    assert run(*COMMAND, "--version").stdout.startswith("tarantella ")
+    help_text = run(*COMMAND, "--help").stdout
+    for option in ("-n N", "--no-gpu", "--log-level", "--fusion-threshold", "-x K=V", "--dry-run"):
+        assert option in help_text
+    assert "--hostfile" not in help_text

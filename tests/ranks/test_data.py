@@ -1,0 +1,230 @@
+"""Every rank works on its part of every global batch, whatever the batches are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import (
+    assert_close,
+    assert_trains_as_in_keras,
+    batches,
+    classification_data,
+    small_model,
+)
+
+import tarantella as tnt
+from tarantella.data import order, parts
+
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+
+CLASSIFICATION = {
+    "optimizer": "adam",
+    "loss": "sparse_categorical_crossentropy",
+    "metrics": ["accuracy"],
+}
+
+
+def _train(fit_arguments: Any, **options: Any) -> None:
+    assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, fit_arguments, **options)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 6, 12, 13, 50])
+def test_batch_sizes(batch_size: int) -> None:
+    _train(lambda: {"x": batches(*classification_data(), batch_size=batch_size)})
+
+
+def test_four_ranks_and_few_samples() -> None:
+    _train(lambda: {"x": batches(*classification_data(samples=3), batch_size=2)})
+
+
+test_four_ranks_and_few_samples = pytest.mark.ranks(4)(test_four_ranks_and_few_samples)
+
+
+def test_dropped_remainder() -> None:
+    def data() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(classification_data()).batch(
+            5, drop_remainder=True
+        )
+
+    _train(lambda: {"x": data(), "validation_data": data()})
+
+
+def test_seeded_shuffle_keeps_its_order_over_epochs() -> None:
+    def data() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(classification_data()).shuffle(13, 5).batch(4)
+
+    _train(lambda: {"x": data()})
+
+
+def test_unknown_cardinality() -> None:
+    x, y = classification_data()
+
+    def samples() -> Iterator[tuple[Any, Any]]:
+        yield from zip(x, y, strict=True)
+
+    def data() -> tf.data.Dataset:
+        spec = (tf.TensorSpec((5,), tf.float64), tf.TensorSpec((), tf.int64))
+        return tf.data.Dataset.from_generator(samples, output_signature=spec).batch(4)
+
+    _train(lambda: {"x": data(), "validation_data": data()})
+
+
+def test_infinite_dataset_with_steps() -> None:
+    def data() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(classification_data()).repeat().batch(5)
+
+    _train(
+        lambda: {
+            "x": data(),
+            "steps_per_epoch": 4,
+            "validation_data": data(),
+            "validation_steps": 2,
+        }
+    )
+
+
+def test_arrays_in_the_order_of_the_users_seed() -> None:
+    x, y = classification_data()
+    _train(
+        lambda: {
+            "x": x,
+            "y": y,
+            "batch_size": 4,
+            "shuffle": True,
+            "validation_split": 0.3,
+            "sample_weight": np.linspace(0.5, 1.5, 13),
+        },
+        then=lambda model: [
+            model.evaluate(x, y, batch_size=6, verbose=0),
+            model.predict(x, batch_size=6, verbose=0),
+        ],
+    )
+
+
+def test_generator_of_batches() -> None:
+    x, y = classification_data()
+
+    def generate() -> Iterator[tuple[Any, Any]]:
+        while True:
+            for start in range(0, 12, 4):
+                yield x[start : start + 4], y[start : start + 4]
+
+    _train(lambda: {"x": generate(), "steps_per_epoch": 3})
+
+
+def test_py_dataset() -> None:
+    x, y = classification_data()
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            return x[4 * index : 4 * index + 4], y[4 * index : 4 * index + 4]
+
+    _train(lambda: {"x": Batches()})
+
+
+def _everyones_batches(dataset: tf.data.Dataset) -> list[np.ndarray]:
+    """What all ranks are given in each step, put together."""
+    mine = parts.distribute(order.with_common_order(dataset), tnt.get_rank(), tnt.get_size())
+    result = []
+    for part in mine:
+        count = int(part.count)
+        sizes = [int(size) for size in tnt.allgather(np.int64(count))]
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(sizes) == int(part.total)
+        result.append(np.concatenate(tnt.allgather(part.data[:count].numpy())))
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 5, 7])
+def test_unseeded_shuffle_is_the_same_on_all_ranks_and_anew_each_epoch(size: int) -> None:
+    dataset = tf.data.Dataset.range(20).shuffle(20).map(lambda i: i + 1).batch(size).prefetch(2)
+    common = order.with_common_order(dataset)
+    epochs = [np.concatenate(_everyones_batches(common)) for _ in range(2)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(1, 21))
+    assert list(epochs[0]) != list(epochs[1])
+    assert list(epochs[0]) != sorted(epochs[0])
+
+
+def test_order_that_was_left_free_is_fixed() -> None:
+    dataset = (
+        tf.data.Dataset.range(40)
+        .map(lambda i: i, num_parallel_calls=4, deterministic=False)
+        .interleave(tf.data.Dataset.from_tensors, 4, num_parallel_calls=4, deterministic=False)
+        .batch(7)
+    )
+    assert list(np.concatenate(_everyones_batches(dataset))) == list(range(40))
+
+
+def test_the_order_goes_on_in_a_second_fit() -> None:
+    seen: list[float] = []
+
+    class Recorder(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return tf.ensure_shape(
+                tf.numpy_function(self._record, [inputs], inputs.dtype), inputs.shape
+            )
+
+        def _record(self, values: np.ndarray) -> np.ndarray:
+            seen.extend(values[:, 0])
+            return values
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    model = tnt.Model(keras.Sequential([Recorder(), keras.layers.Lambda(lambda x: x[:, :1])]))
+    model.compile(loss="mse")
+    x = np.arange(24.0)[:, np.newaxis]
+    dataset = tf.data.Dataset.from_tensor_slices((x, x)).shuffle(24).batch(12)
+    orders = []
+    for _ in range(2):
+        seen.clear()
+        model.evaluate(dataset, verbose=0)
+        orders.append(list(seen))
+    assert len(orders[0]) == 24 // tnt.get_size()
+    assert orders[0] != orders[1]
+
+
+def test_shuffle_inside_a_function_asks_for_a_seed() -> None:
+    dataset = tf.data.Dataset.range(4).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3))
+    model = tnt.Model(small_model())
+    model.compile(**CLASSIFICATION)
+    with pytest.raises(ValueError, match="seed"):
+        model.fit(dataset.batch(2))
+
+
+def test_dataset_that_is_not_batched_says_so() -> None:
+    model = tnt.Model(small_model())
+    model.compile(**CLASSIFICATION)
+    with pytest.raises(ValueError, match=r"dataset\.batch\(batch_size\)"):
+        model.fit(tf.data.Dataset.range(8))
+
+
+def test_predictions_come_in_the_order_of_the_samples() -> None:
+    model = tnt.Model(keras.Sequential([keras.layers.Lambda(lambda x: x * 2)]))
+    x = np.arange(22.0).reshape(11, 2)
+    for batch_size in (1, 2, 4, 5, 11, 100):
+        assert_close(model.predict(x, batch_size=batch_size, verbose=0), 2 * x, 0, 0)
+
+
+def test_ragged_and_sparse_batches() -> None:
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0], [], [4.0]], dtype=tf.float64)
+    sparse = tf.sparse.from_dense(np.eye(4))
+    dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).ragged_batch(3)
+    rank, size = tnt.get_rank(), tnt.get_size()
+    for part, whole in zip(parts.distribute(dataset, rank, size), dataset, strict=True):
+        begin, count = parts.bounds(int(part.total), rank, size)
+        if count:
+            assert part.data[0].to_list() == whole[0].to_list()[begin : begin + count]
+            assert_close(
+                tf.sparse.to_dense(part.data[1]),
+                tf.sparse.to_dense(whole[1])[begin : begin + count],
+            )

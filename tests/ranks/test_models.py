@@ -1,0 +1,316 @@
+"""Models of every kind train as in Keras, with their own steps, losses and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import (
+    assert_close,
+    assert_trains_as_in_keras,
+    batches,
+    classification_data,
+    small_model,
+)
+
+import tarantella as tnt
+
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+
+CLASSIFICATION = {
+    "optimizer": "adam",
+    "loss": "sparse_categorical_crossentropy",
+    "metrics": ["accuracy"],
+}
+
+
+def _evaluated(model: keras.Model) -> list[Any]:
+    data = batches(*classification_data())
+    return [model.evaluate(data, verbose=0), model.predict(data, verbose=0)]
+
+
+class Subclassed(keras.Model):
+    """Not built before it sees data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="relu")
+        self.out = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.hidden(inputs))
+
+
+class OwnTrainStep(Subclassed):
+    """The training step that Keras's guide writes, with trackers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss_tracker = keras.metrics.Mean(name="my_loss")
+        self.norm = keras.metrics.Sum(name="norms")
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="acc")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.loss_tracker, self.norm, self.accuracy]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.loss_tracker.update_state(loss)
+        self.norm.update_state(loss)
+        self.accuracy.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        y_pred = self(x, training=False)
+        self.loss_tracker.update_state(self.compute_loss(x, y, y_pred))
+        self.accuracy.update_state(y, y_pred)
+        return {"only": self.accuracy.result()}
+
+
+class OwnComputeLoss(Subclassed):
+    def compute_loss(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True
+    ) -> Any:
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+class TwoOptimizers(keras.Model):
+    """Two players with an optimizer each, as in a GAN; the model itself is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = keras.Sequential([keras.layers.Dense(2)])  # not built yet
+        self.second = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compile(self, one: Any, other: Any) -> None:
+        super().compile()
+        self.one, self.other = one, other
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        target = keras.ops.cast(y, x.dtype)[:, None]
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError()(target, self.second(self.first(x)))
+        variables = self.second.trainable_variables
+        self.other.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError()(target, self.second(self.first(x)))
+        variables = self.first.trainable_variables
+        self.one.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def test_sequential_that_is_not_built() -> None:
+    assert_trains_as_in_keras(
+        lambda: keras.Sequential(
+            [keras.layers.Dense(4, activation="relu"), keras.layers.Dense(3, activation="softmax")]
+        ),
+        lambda: CLASSIFICATION,
+        lambda: {"x": batches(*classification_data())},
+        then=_evaluated,
+    )
+
+
+def test_functional() -> None:
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: CLASSIFICATION,
+        lambda: {
+            "x": batches(*classification_data()),
+            "validation_data": batches(*classification_data(samples=7), batch_size=2),
+        },
+        then=_evaluated,
+    )
+
+
+@pytest.mark.parametrize("kind", [Subclassed, OwnTrainStep, OwnComputeLoss])
+def test_subclassed(kind: type[keras.Model]) -> None:
+    assert_trains_as_in_keras(
+        kind,
+        lambda: CLASSIFICATION,
+        lambda: {
+            "x": batches(*classification_data()),
+            "validation_data": batches(*classification_data(samples=7), batch_size=2),
+        },
+        then=_evaluated,
+    )
+
+
+def test_own_train_step_with_two_optimizers() -> None:
+    assert_trains_as_in_keras(
+        TwoOptimizers,
+        lambda: {"one": keras.optimizers.Adam(0.1), "other": keras.optimizers.SGD(0.1)},
+        lambda: {"x": batches(*classification_data())},
+    )
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    tokens = np.random.default_rng(1).integers(0, 20, size=(13, 4))
+
+    def make_model() -> keras.Model:
+        inputs = keras.Input((4,), dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(20, 3)(inputs))
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+    for optimizer in ("sgd", "adam", "adagrad"):
+        assert_trains_as_in_keras(
+            make_model,
+            lambda optimizer=optimizer: {**CLASSIFICATION, "optimizer": optimizer},
+            lambda: {"x": batches(tokens, classification_data()[1])},
+        )
+
+
+def test_several_inputs_and_outputs() -> None:
+    x, y = classification_data()
+
+    def make_model() -> keras.Model:
+        left, right = keras.Input((5,), name="left"), keras.Input((2,), name="right")
+        hidden = keras.layers.Concatenate()([keras.layers.Dense(3)(left), right])
+        return keras.Model(
+            {"left": left, "right": right},
+            [
+                keras.layers.Dense(3, activation="softmax", name="label")(hidden),
+                keras.layers.Dense(1, name="value")(hidden),
+            ],
+        )
+
+    def predicted(model: keras.Model) -> list[Any]:
+        return model.predict({"left": x, "right": x[:, :2]}, batch_size=5, verbose=0)
+
+    assert_trains_as_in_keras(
+        make_model,
+        lambda: {
+            "optimizer": "adam",
+            "loss": ["sparse_categorical_crossentropy", "mse"],
+            "loss_weights": [1.0, 0.2],
+            "metrics": [["accuracy"], ["mae"]],
+        },
+        lambda: {"x": batches({"left": x, "right": x[:, :2]}, (y, x[:, :1]))},
+        then=predicted,
+    )
+
+
+def test_frozen_layers_and_variables_without_gradient() -> None:
+    class Unused(keras.layers.Layer):
+        def build(self, input_shape: Any) -> None:
+            self.unused = self.add_weight(shape=(3,), name="unused")
+
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+    def make_model() -> keras.Model:
+        inputs = keras.Input((5,))
+        frozen = keras.layers.Dense(4, activation="relu", trainable=False)
+        hidden = Unused()(frozen(inputs))
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+    assert_trains_as_in_keras(
+        make_model, lambda: CLASSIFICATION, lambda: {"x": batches(*classification_data())}
+    )
+
+
+def test_batches_by_hand() -> None:
+    x, y = classification_data()
+
+    def by_hand(model: keras.Model) -> list[Any]:
+        return [
+            model.train_on_batch(x[:7], y[:7]),
+            model.train_on_batch(x[7:8], y[7:8], sample_weight=np.array([0.5])),
+            model.train_on_batch(x[:7], y[:7], class_weight={0: 1.0, 1: 2.0, 2: 3.0}),
+            model.test_on_batch(x, y),
+            model.predict_on_batch(x[:5]),
+            model.predict_on_batch(x[:1]),
+            list(model.test_on_batch(x, y, return_dict=True)),
+        ][:-1]
+
+    assert_trains_as_in_keras(
+        small_model, lambda: CLASSIFICATION, lambda: {"x": batches(x, y)}, then=by_hand
+    )
+
+
+def test_the_first_batch_by_hand_builds_the_model_and_starts_from_the_master() -> None:
+    x, y = classification_data()
+    model = tnt.Model(Subclassed())
+    model.compile(**CLASSIFICATION)
+    model.train_on_batch(x, y)
+    for weight in model.get_weights():
+        everyones = tnt.allgather(weight)
+        assert all(np.array_equal(weight, other) for other in everyones)
+
+
+@pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
+@pytest.mark.parametrize("kind", [small_model, OwnTrainStep], ids=["functional", "own_step"])
+def test_ways_of_execution(kind: Any, execution: str) -> None:
+    value = 3 if execution == "steps_per_execution" else True
+    assert_trains_as_in_keras(
+        kind,
+        lambda: {**CLASSIFICATION, execution: value},
+        lambda: {"x": batches(*classification_data())},
+        then=_evaluated,
+    )
+
+
+def test_compiled_calls_hand_masks_and_added_losses_through() -> None:
+    tokens = np.random.default_rng(1).integers(0, 4, size=(13, 4))
+
+    class Penalty(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.supports_masking = True
+
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    def make_model() -> keras.Model:
+        inputs = keras.Input((4,), dtype="int32")
+        hidden = Penalty()(keras.layers.Embedding(4, 3, mask_zero=True)(inputs))
+        return keras.Model(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(hidden))
+
+    assert_trains_as_in_keras(
+        make_model,
+        lambda: {"optimizer": "sgd", "loss": "mse", "metrics": ["mae"], "jit_compile": True},
+        lambda: {"x": batches(tokens, np.ones((13, 4, 2)))},
+    )
+
+
+def test_mixed_precision_within_its_own_tolerance() -> None:
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+
+        def make_model(policy: str = policy) -> keras.Model:
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy(policy)
+            return small_model()
+
+        assert_trains_as_in_keras(
+            make_model,
+            lambda: {**CLASSIFICATION, "optimizer": keras.optimizers.SGD(0.1)},
+            lambda: {"x": batches(*(a.astype("float32") for a in classification_data()))},
+            tolerance=2e-2,
+            atol=2e-2,
+        )
+
+
+def test_weights_start_equal_whatever_each_rank_made() -> None:
+    keras.utils.set_random_seed(100 + tnt.get_rank())
+    model = tnt.Model(small_model())
+    for weight in model.get_weights():
+        assert_close(tnt.allgather(weight), [weight] * tnt.get_size(), 0, 0)
+    model.set_weights([weight + tnt.get_rank() for weight in model.get_weights()])
+    model.compile(**CLASSIFICATION)
+    model.fit(batches(*classification_data()), verbose=0)
+    for weight in [*model.get_weights(), *[np.array(v) for v in model.optimizer.variables]]:
+        assert_close(tnt.allgather(weight), [weight] * tnt.get_size(), 0, 0)

@@ -1,0 +1,107 @@
+"""The command line: what is understood, and what a user is told about a mistake."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tarantella.cli.options import Options, parse
+from tarantella.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "script.py"
+    path.write_text("")
+    return path
+
+
+def test_script_and_its_arguments_follow_two_dashes() -> None:
+    options = parse(["-n", "2", "--", "script.py", "--epochs", "3", "--", "-n", "4"])
+    assert options.program == ("script.py", "--epochs", "3", "--", "-n", "4")
+    assert options.ranks == 2
+
+
+def test_two_dashes_may_be_left_out() -> None:
+    options = parse(["-n", "2", "--no-gpu", "-x", "A=1", "B=2", "script.py", "-n", "4"])
+    assert options.program == ("script.py", "-n", "4")
+    assert options.ranks == 2
+    assert options.environment == (("A", "1"), ("B", "2"))
+
+
+def test_nothing_asked_for() -> None:
+    assert parse(["script.py"]) == Options(program=("script.py",))
+
+
+def test_every_option() -> None:
+    assert parse(
+        [
+            *("-n", "3", "--no-gpus", "--log-level", "debug", "--log-on-all-devices"),
+            *("--output-on-all-devices", "--fusion-threshold=0", "-x", "A=1", "-x", "B=2"),
+            *("--python-interpreter", f"{sys.executable} -X dev", "--dry-run", "--", "script.py"),
+        ]
+    ) == Options(
+        program=("script.py",),
+        ranks=3,
+        no_gpu=True,
+        log_level="DEBUG",
+        log_on_all_devices=True,
+        output_on_all_devices=True,
+        fusion_threshold_kb=0,
+        environment=(("A", "1"), ("B", "2")),
+        interpreter=(sys.executable, "-X", "dev"),
+        dry_run=True,
+    )
+
+
+def test_variables_keep_their_order_and_every_byte() -> None:
+    values = ["a b", "'q' \"d\"", "$HOME;`id`", "x=y=z", "", "two\nlines", "\udcff"]
+    given = [f"V{number}={value}" for number, value in enumerate(values)]
+    options = parse(["-x", *given[:3], "-x", *given[3:], "--", "script.py"])
+    assert options.environment == tuple((f"V{i}", value) for i, value in enumerate(values))
+
+
+def test_no_interpreter_takes_a_program_as_it_is() -> None:
+    assert parse(["--python-interpreter", "", "--", "sh", "-c", "exit"]).interpreter == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no script"),
+        (["-n", "2"], "no script"),
+        (["-n", "0", "--", "script.py"], "-n: '0'"),
+        (["-n", "-1", "--", "script.py"], "-n"),
+        (["-n", "two", "--", "script.py"], "-n: 'two'"),
+        (["--fusion-threshold", "-1", "--", "script.py"], "--fusion-threshold"),
+        (["--fusion-threshold", "1.5", "--", "script.py"], "--fusion-threshold: '1.5'"),
+        (["--log-level", "LOUD", "--", "script.py"], "--log-level: 'LOUD'"),
+        (["--no-gup", "--", "script.py"], "--no-gup is not an option.*--no-gpu"),
+        (["--hostfile", "hosts", "--", "script.py"], "--hostfile is not an option"),
+        (["-x", "A", "--", "script.py"], "-x: 'A' has no '='"),
+        (["-x", "A=1", "B", "--", "script.py"], "-x: 'B' has no '='"),
+        (["-x", "script.py"], "-x: 'script.py' has no '='"),
+        (["-x", "1A=2", "--", "script.py"], "'1A' is not a name"),
+        (["-x", "=2", "--", "script.py"], "'' is not a name"),
+        (["--", "missing.py"], "no script missing.py"),
+        (["--", "."], "directory"),
+        (["--python-interpreter", "no-such-python", "--", "script.py"], "'no-such-python'"),
+        (["--python-interpreter", "'", "--", "script.py"], "--python-interpreter"),
+        (["--python-interpreter", "", "--", "script.py"], "script.py is no program"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(arguments)
+
+
+def test_script_that_cannot_be_read(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"script\.py cannot be read: Permission denied"):
+        parse(["--", "script.py"])

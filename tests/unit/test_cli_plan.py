@@ -1,0 +1,128 @@
+"""Plans for machines of every kind."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tarantella.cli.gpus import Gpu
+from tarantella.cli.host import Host
+from tarantella.cli.options import Options
+from tarantella.cli.plan import Plan, make_plan
+
+ASKED = Options(program=("script.py",))
+LAPTOP = Host("laptop", (tuple(range(8)),))
+SERVER = Host("server", (tuple(range(64)), tuple(range(64, 128))))
+NODE = replace(
+    SERVER, name="node", gpus=tuple(Gpu("H100", f"GPU-{i}", socket=i // 4) for i in range(8))
+)
+
+
+def gpus_of(plan: Plan) -> list[int | None]:
+    return [rank.gpu for rank in plan.ranks]
+
+
+def is_on_one_socket(cores: tuple[int, ...], host: Host) -> bool:
+    return any(set(cores) <= set(socket) for socket in host.sockets)
+
+
+def test_all_gpus_with_one_rank_each() -> None:
+    plan = make_plan(ASKED, [NODE])
+    assert gpus_of(plan) == list(range(8))
+    assert [rank.number for rank in plan.ranks] == [rank.local_rank for rank in plan.ranks]
+    assert all(len(rank.cores) == rank.threads == 16 for rank in plan.ranks)
+    for rank in plan.ranks:
+        assert rank.gpu is not None
+        assert set(rank.cores) <= set(NODE.sockets[NODE.gpus[rank.gpu].socket or 0])
+    assert not plan.warnings
+
+
+def test_no_gpu_is_one_rank_on_the_cpu_and_a_warning() -> None:
+    plan = make_plan(ASKED, [SERVER])
+    assert gpus_of(plan) == [None]
+    assert plan.ranks[0].cores == SERVER.cores
+    assert len(plan.warnings) == 1
+    assert "server" in plan.warnings[0]
+
+
+def test_some_of_the_gpus_are_taken_from_both_sockets() -> None:
+    plan = make_plan(replace(ASKED, ranks=2), [NODE])
+    assert gpus_of(plan) == [0, 4]
+    assert [rank.cores for rank in plan.ranks] == list(NODE.sockets)
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize("host", [NODE, LAPTOP])
+def test_too_few_gpus_put_all_ranks_on_the_cpu_with_a_warning(host: Host) -> None:
+    plan = make_plan(replace(ASKED, ranks=9), [host])
+    assert gpus_of(plan) == [None] * 9
+    assert "9 ranks" in plan.warnings[0]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(None, 1), (4, 4)])
+def test_the_cpu_on_request_is_no_reason_for_a_warning(ranks: int | None, expected: int) -> None:
+    plan = make_plan(replace(ASKED, no_gpu=True, ranks=ranks), [NODE])
+    assert gpus_of(plan) == [None] * expected
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 16, 100, 128])
+@pytest.mark.parametrize("host", [SERVER, NODE])
+def test_cores_are_shared_evenly_and_to_one_rank_each(host: Host, ranks: int) -> None:
+    plan = make_plan(replace(ASKED, ranks=ranks), [host])
+    taken = list(itertools.chain.from_iterable(rank.cores for rank in plan.ranks))
+    assert len(taken) == len(set(taken))
+    assert {len(rank.cores) for rank in plan.ranks} == {128 // ranks}
+    assert all(rank.cores == tuple(range(rank.cores[0], rank.cores[-1] + 1)) for rank in plan.ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8, 16, 100])
+def test_an_even_number_of_ranks_stays_inside_of_sockets(ranks: int) -> None:
+    host = Host("odd", (tuple(range(51)), tuple(range(51, 102))))
+    plan = make_plan(replace(ASKED, ranks=ranks, no_gpu=True), [host])
+    assert all(is_on_one_socket(rank.cores, host) for rank in plan.ranks)
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    plan = make_plan(replace(ASKED, ranks=20, no_gpu=True), [LAPTOP])
+    assert [rank.cores for rank in plan.ranks][:10] == [(i % 8,) for i in range(10)]
+    assert {rank.threads for rank in plan.ranks} == {1}
+
+
+def test_a_limit_of_the_container_counts_for_the_threads() -> None:
+    plan = make_plan(replace(ASKED, ranks=2, no_gpu=True), [replace(SERVER, core_limit=6)])
+    assert [rank.threads for rank in plan.ranks] == [3, 3]
+
+
+def test_gpus_on_one_socket_only_leave_no_core_idle() -> None:
+    host = replace(SERVER, gpus=tuple(Gpu("A100", socket=1) for _ in range(4)))
+    plan = make_plan(ASKED, [host])
+    assert {len(rank.cores) for rank in plan.ranks} == {32}
+
+
+def test_gpus_that_do_not_tell_their_socket() -> None:
+    host = replace(SERVER, gpus=(Gpu("A100"), Gpu("A100")))
+    assert [rank.cores for rank in make_plan(ASKED, [host]).ranks] == list(host.sockets)
+
+
+def test_a_domain_without_usable_cores() -> None:
+    host = Host("half", ((), tuple(range(64, 128))), gpus=(Gpu("A100", socket=0),) * 2)
+    assert [len(rank.cores) for rank in make_plan(ASKED, [host]).ranks] == [32, 32]
+
+
+def test_ranks_are_numbered_over_all_hosts() -> None:
+    plan = make_plan(replace(ASKED, ranks=2), [NODE, replace(NODE, name="other")])
+    assert [(rank.number, rank.host, rank.local_rank) for rank in plan.ranks] == [
+        (0, "node", 0),
+        (1, "node", 1),
+        (2, "other", 0),
+        (3, "other", 1),
+    ]
+
+
+def test_one_host_without_gpus_keeps_all_on_the_cpu() -> None:
+    plan = make_plan(replace(ASKED, ranks=2), [NODE, SERVER])
+    assert gpus_of(plan) == [None] * 4
+    assert len(plan.warnings) == 1
