@@ -114,7 +114,8 @@ def test_generator_of_batches() -> None:
             for start in range(0, 12, 4):
                 yield x[start : start + 4], y[start : start + 4]
 
-    _train(lambda: {"x": generate(), "steps_per_epoch": 3})
+    # How far Keras has read ahead when an epoch ends is left to chance, so one fit only.
+    _train(lambda: {"x": generate(), "steps_per_epoch": 3}, second_fit=False)
 
 
 def test_py_dataset() -> None:

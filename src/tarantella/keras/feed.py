@@ -45,19 +45,19 @@ class Feed(internals.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        return self._adapter.num_batches  # type: ignore[no-any-return]
+        return self._adapter.num_batches
 
     @property
     def batch_size(self) -> int | None:
-        return self._adapter.batch_size  # type: ignore[no-any-return]
+        return self._adapter.batch_size
 
     @property
     def has_partial_batch(self) -> bool | None:
-        return self._adapter.has_partial_batch  # type: ignore[no-any-return]
+        return self._adapter.has_partial_batch
 
     @property
     def partial_batch_size(self) -> int | None:
-        return self._adapter.partial_batch_size  # type: ignore[no-any-return]
+        return self._adapter.partial_batch_size
 
     def on_epoch_begin(self) -> None:
         self._adapter.on_epoch_begin()

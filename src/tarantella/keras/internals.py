@@ -20,6 +20,26 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
+__all__ = [
+    "BaseOptimizer",
+    "DataAdapter",
+    "array_slicing",
+    "build_metric",
+    "data_adapter_utils",
+    "data_adapters",
+    "flat_layers",
+    "give_losses",
+    "in_stateless_scope",
+    "keras_mask",
+    "merged_sample_weight",
+    "pythonify_logs",
+    "replaced",
+    "set_keras_mask",
+    "take_losses",
+    "wrapped_methods",
+    "wrapped_reduction",
+]
+
 Replacement = tuple[Any, str, Any]
 
 
@@ -38,7 +58,7 @@ def replaced(replacements: list[Replacement]) -> Iterator[None]:
 
 def wrapped_methods(base: type, name: str, wrap: Callable[[Any], Any]) -> list[Replacement]:
     """A replacement for each definition of method `name` in `base` and all its subclasses."""
-    classes: list[type] = [base]
+    classes: list[Any] = [base]
     for cls in classes:  # grows while it is walked
         classes.extend(sub for sub in cls.__subclasses__() if sub not in classes)
     return [(cls, name, wrap(vars(cls)[name])) for cls in classes if name in vars(cls)]

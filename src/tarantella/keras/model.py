@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from functools import cache
 from typing import Any
 
 import keras
@@ -58,6 +57,11 @@ class Model(keras.Model):
     model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=16)
     ```
     """
+
+    jit_compile: Any
+    _tnt_compiles_calls: bool
+    _tnt_started: bool
+    _tnt_plain_class: Any
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if cls is not Model:
@@ -323,6 +327,35 @@ class Model(keras.Model):
         logs = internals.pythonify_logs(function(iter([part])))
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
+    # Saving: what is saved is the plain Keras model, by the master rank.
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the plain Keras model, as `keras.Model.save`; only the master rank writes."""
+        self._write("save", args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights, as `keras.Model.save_weights`; only the master rank writes."""
+        self._write("save_weights", args, kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports the plain Keras model; only the master rank writes."""
+        self._write("export", args, kwargs)
+
+    def get_config(self) -> Any:
+        return self._plain().get_config()
+
+    def to_json(self, **kwargs: Any) -> Any:
+        return self._plain().to_json(**kwargs)
+
+    def _plain(self) -> Any:
+        """This model, settings and all, as an object of the class it was made from."""
+        return view(self, self._tnt_plain_class)
+
+    def _write(self, method: str, args: Any, kwargs: Any) -> None:
+        if world.is_master_rank():
+            getattr(self._plain(), method)(*args, **kwargs)
+        collectives.barrier()
+
     # Common ground
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -391,9 +424,17 @@ def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrat
     return distributed
 
 
-@cache
-def _distributed_class(plain: type[keras.Model]) -> type[Model]:
+_distributed_classes: dict[Any, Any] = {}
+
+
+def _distributed_class(plain: Any) -> Any:
     """The class of the models that are a tnt.Model and a `plain` one."""
+    if plain not in _distributed_classes:
+        _distributed_classes[plain] = _make_distributed_class(plain)
+    return _distributed_classes[plain]
+
+
+def _make_distributed_class(plain: Any) -> Any:
     bases = (Sequential, plain) if issubclass(plain, keras.Sequential) else (Model, plain)
     return type(
         plain.__name__,

@@ -252,7 +252,10 @@ def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: 
             sums[i] = sums[i] / tf.cast(world.get_size(), sums[i].dtype)
     with keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True))):
         # A result may be a variable, which has its global value in here only.
-        return keras.tree.map_structure(keras.ops.convert_to_tensor, compute())
+        return keras.tree.map_structure(
+            lambda result: result.value if isinstance(result, keras.Variable) else result,
+            compute(),
+        )
 
 
 def _can_be_empty(part: Part) -> bool:

@@ -1,0 +1,140 @@
+"""A tnt.Model is a Keras model: the one it was made from, and more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from oracle import assert_close, batches, classification_data, small_model
+
+import tarantella as tnt
+
+pytestmark = pytest.mark.ranks(1, 2)
+
+
+class Greeter(keras.Model):
+    def __init__(self, greeting: str) -> None:
+        super().__init__()
+        self.greeting = greeting
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def greet(self) -> str:
+        return f"{self.greeting} {self.name}"
+
+
+def test_it_is_a_keras_model_and_a_tnt_model() -> None:
+    plain = small_model()
+    model = tnt.Model(plain, parallel_strategy=tnt.ParallelStrategy.DATA)
+    assert isinstance(model, tnt.Model)
+    assert isinstance(model, keras.Model)
+    assert isinstance(model, type(plain))
+    assert model.layers == plain.layers
+    assert model.get_layer(index=1) is plain.get_layer(index=1)
+    assert model.name == plain.name
+    assert model.count_params() == plain.count_params()
+    lines: list[list[str]] = [[], []]
+    plain.summary(print_fn=lambda line, **_: lines[0].append(line))
+    model.summary(print_fn=lambda line, **_: lines[1].append(line))
+    assert lines[0] == lines[1]
+
+
+def test_calling_it_is_calling_the_plain_model() -> None:
+    plain = small_model()
+    model = tnt.Model(plain)
+    x = np.ones((2, 5))
+    assert_close(np.array(model(x)), np.array(plain(x)), 0, 0)
+    nested = keras.Sequential([keras.Input((5,)), model, keras.layers.Dense(1)])
+    assert nested(x).shape == (2, 1)
+
+
+def test_own_attributes_and_methods() -> None:
+    model = tnt.Model(Greeter("hello"))
+    assert model.greeting == "hello"
+    assert model.greet() == f"hello {model.name}"
+    model.greeting = "good day"
+    assert model.greet().startswith("good day")
+
+
+def test_sequential() -> None:
+    model = tnt.Sequential([keras.Input((5,)), keras.layers.Dense(4)], name="stack")
+    model.add(keras.layers.Dense(3, activation="softmax"))
+    assert isinstance(model, tnt.Sequential)
+    assert isinstance(model, keras.Sequential)
+    assert model.name == "stack"
+    assert model.output_shape == (None, 3)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(batches(*classification_data()), verbose=0)
+
+
+def test_both_share_their_weights_and_only_one_is_compiled() -> None:
+    plain = small_model()
+    model = tnt.Model(plain)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(batches(*classification_data()), verbose=0)
+    assert not plain.compiled
+    for one, other in zip(plain.weights, model.weights, strict=True):
+        assert one is other
+    if tnt.is_master_rank():  # no other rank is needed for this
+        assert plain.predict(np.ones((3, 5)), verbose=0).shape == (3, 3)
+
+
+def test_a_model_that_was_compiled_before_stays_compiled() -> None:
+    plain = small_model()
+    plain.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = tnt.Model(plain).fit(batches(*classification_data()), verbose=0).history
+    assert set(history) == {"loss", "accuracy"}
+
+
+def test_wrapping_twice_is_an_error() -> None:
+    model = tnt.Model(small_model())
+    with pytest.raises(ValueError, match="is a tnt.Model already"):
+        tnt.Model(model)
+
+
+def test_wrapping_something_else_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"takes a keras.Model, not Dense"):
+        tnt.Model(keras.layers.Dense(3))
+
+
+@pytest.mark.parametrize("strategy", ["data", None])
+def test_unknown_strategy_is_an_error(strategy: Any) -> None:
+    with pytest.raises(ValueError, match="ParallelStrategy.DATA"):
+        tnt.Model(small_model(), parallel_strategy=strategy)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
+def test_a_missing_compile_is_an_error(method: str) -> None:
+    model = tnt.Model(small_model())
+    with pytest.raises(ValueError, match=rf"`{method}` needs a compiled model"):
+        getattr(model, method)(*classification_data())
+
+
+def test_a_saved_model_is_a_plain_one(shared_tmp_path: Path) -> None:
+    model = tnt.Model(small_model())
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(batches(*classification_data()), verbose=0)
+    model.save(shared_tmp_path / "model.keras")
+    loaded = keras.models.load_model(shared_tmp_path / "model.keras")
+    assert not isinstance(loaded, tnt.Model)
+    assert_close([np.array(w) for w in loaded.weights], model.get_weights(), 0, 0)
+    assert_close(
+        [np.array(v) for v in loaded.optimizer.variables],
+        [np.array(v) for v in model.optimizer.variables],
+        0,
+        0,
+    )
+    assert keras.models.model_from_json(model.to_json()).count_params() == model.count_params()
+
+
+def test_ranks_with_different_models_are_told_so() -> None:
+    if tnt.get_size() == 1:
+        pytest.skip("needs more than one rank")
+    layer = keras.layers.Dense(3 + tnt.get_rank())
+    with pytest.raises(tnt.errors.MismatchError, match="rank"):
+        tnt.Model(keras.Sequential([keras.Input((5,)), layer]))
