@@ -93,7 +93,7 @@ def test_a_model_that_was_compiled_before_stays_compiled() -> None:
 
 def test_wrapping_twice_is_an_error() -> None:
     model = tnt.Model(small_model())
-    with pytest.raises(ValueError, match="is a tnt.Model already"):
+    with pytest.raises(ValueError, match=r"is a tnt\.Model already"):
         tnt.Model(model)
 
 
@@ -104,7 +104,7 @@ def test_wrapping_something_else_is_an_error() -> None:
 
 @pytest.mark.parametrize("strategy", ["data", None])
 def test_unknown_strategy_is_an_error(strategy: Any) -> None:
-    with pytest.raises(ValueError, match="ParallelStrategy.DATA"):
+    with pytest.raises(ValueError, match=r"ParallelStrategy\.DATA"):
         tnt.Model(small_model(), parallel_strategy=strategy)
 
 

@@ -172,7 +172,9 @@ class InnerRun:
     def failure(self, test: str) -> str:
         """What is shown of a failed test."""
         parts = re.split(r"^_{3,} (?:ERROR at setup of )?(\S+) _{3,}$", self.output, flags=re.M)
-        return dict(zip(parts[1::2], parts[2::2], strict=True))[test]
+        shown = dict(zip(parts[1::2], parts[2::2], strict=True))
+        assert test in shown, self.output
+        return shown[test]
 
     def processes(self) -> set[int]:
         return processes_with(f"INNER_RUN={self.mark}")

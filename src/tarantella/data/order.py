@@ -117,6 +117,8 @@ def _construct_again(dataset: tf.data.Dataset) -> tf.data.Dataset:
         attribute = "_input_dataset" if name == "dataset" else f"_{name}"
         if hasattr(dataset, attribute):
             arguments[name] = _argument(name, getattr(dataset, attribute))
+        elif name == "row_splits_dtype":  # kept only in what the dataset yields
+            arguments[name] = _row_splits_dtype(dataset.element_spec)
         elif parameter.default is parameter.empty:
             raise InputError(
                 f"The order of the samples below a {type(dataset).__name__.strip('_')} is left "
@@ -137,3 +139,10 @@ def _argument(name: str, value: Any) -> Any:
     return tf.nest.map_structure(
         lambda leaf: _rebuild(leaf) if isinstance(leaf, tf.data.Dataset) else leaf, value
     )
+
+
+def _row_splits_dtype(element_spec: Any) -> tf.DType:
+    for spec in tf.nest.flatten(element_spec):
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return spec.row_splits_dtype
+    return tf.int64

@@ -138,6 +138,7 @@ class Model(keras.Model):
 
     # Whole runs over data
 
+    @rank_output()
     def fit(
         self,
         x: Any = None,
@@ -194,19 +195,19 @@ class Model(keras.Model):
                 steps_per_epoch=validation_steps,
             )
         self._start_from_master(feed)
-        with rank_output():
-            return super().fit(
-                feed,
-                epochs=epochs,
-                verbose=verbose if shows_output() else 0,
-                callbacks=callbacks,
-                validation_data=validation_data,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
-                validation_freq=validation_freq,
-            )
+        return super().fit(
+            feed,
+            epochs=epochs,
+            verbose=verbose if shows_output() else 0,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_freq=validation_freq,
+        )
 
+    @rank_output()
     def evaluate(
         self,
         x: Any = None,
@@ -231,16 +232,16 @@ class Model(keras.Model):
         feed = Feed.of(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
         if not kwargs:  # `fit` calls with a mark of its own, and has built the model
             self._start_from_master(feed, again=False)
-        with rank_output():
-            return super().evaluate(
-                feed,
-                verbose=verbose if shows_output() else 0,
-                steps=steps,
-                callbacks=callbacks,
-                return_dict=return_dict,
-                **kwargs,
-            )
+        return super().evaluate(
+            feed,
+            verbose=verbose if shows_output() else 0,
+            steps=steps,
+            callbacks=callbacks,
+            return_dict=return_dict,
+            **kwargs,
+        )
 
+    @rank_output()
     def predict(
         self,
         x: Any,
@@ -257,13 +258,12 @@ class Model(keras.Model):
             return super().predict(x, batch_size, verbose, steps, callbacks)
         feed = Feed.of(x, batch_size=batch_size, steps_per_epoch=steps)
         self._start_from_master(feed, again=False)
-        with rank_output():
-            rows, counts = super().predict(
-                feed,
-                verbose=verbose if shows_output() else 0,
-                steps=steps,
-                callbacks=callbacks,
-            )
+        rows, counts = super().predict(
+            feed,
+            verbose=verbose if shows_output() else 0,
+            steps=steps,
+            callbacks=callbacks,
+        )
         return in_global_order(rows, counts)
 
     # Single batches

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -102,7 +103,7 @@ def shows_output() -> bool:
 def rank_output() -> Iterator[None]:
     """Show what is printed inside only where it should be seen.
 
-    The master rank, and a serial run, print as ever. Other ranks print nothing; or, with
+    The master rank, and a serial run, print and warn as ever. Other ranks do not; or, with
     `TNT_OUTPUT_ON_ALL_DEVICES`, every rank prints with its number in front of each line.
     """
     if isinstance(sys.stdout, MarkedStream | Silence) or world.get_size() == 1:
@@ -117,7 +118,8 @@ def rank_output() -> Iterator[None]:
     elif world.is_master_rank():
         yield
     else:
-        with Silence() as silence, _printing_to(silence):
+        with Silence() as silence, _printing_to(silence), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the master rank gives the same ones
             yield
 
 

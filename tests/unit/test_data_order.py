@@ -1,0 +1,145 @@
+"""Unseeded shuffles get a seed, everything else stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tarantella.data.order import common_seed, with_common_order
+from tarantella.errors import InputError
+
+Transformation = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+@pytest.fixture(autouse=True)
+def unseeded() -> Iterator[None]:
+    context.context()._set_global_seed(None)
+    yield
+    context.context()._set_global_seed(None)
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    return options
+
+
+DOWNSTREAM: dict[str, Transformation] = {
+    "batch": lambda ds: ds.batch(3),
+    "parallel_batch": lambda ds: ds.batch(3, num_parallel_calls=2, deterministic=False),
+    "cache": lambda ds: ds.cache(),
+    "concatenate": lambda ds: ds.concatenate(ds),
+    "enumerate": lambda ds: ds.enumerate(),
+    "filter": lambda ds: ds.filter(lambda i: i % 2 == 0),
+    "flat_map": lambda ds: ds.flat_map(lambda i: tf.data.Dataset.from_tensors(i).repeat(2)),
+    "group_by_window": lambda ds: ds.group_by_window(lambda i: i % 2, lambda _, w: w.batch(2), 2),
+    "interleave": lambda ds: ds.interleave(tf.data.Dataset.from_tensors, 2),
+    "parallel_interleave": lambda ds: ds.interleave(
+        tf.data.Dataset.from_tensors, 2, num_parallel_calls=2, deterministic=False
+    ),
+    "map": lambda ds: ds.map(lambda i: i + 1),
+    "parallel_map": lambda ds: ds.map(lambda i: i + 1, num_parallel_calls=2, deterministic=False),
+    "options": lambda ds: ds.with_options(_options()),
+    "padded_batch": lambda ds: ds.map(lambda i: tf.range(i % 3)).padded_batch(4),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "prefetch_autotune": lambda ds: ds.prefetch(tf.data.AUTOTUNE),
+    "ragged_batch": lambda ds: ds.map(lambda i: tf.range(i % 3)).ragged_batch(4),
+    "rebatch": lambda ds: ds.batch(4).rebatch(3),
+    "repeat": lambda ds: ds.repeat(2),
+    "scan": lambda ds: ds.scan(tf.constant(0, tf.int64), lambda s, i: (s + i, s + i)),
+    "shard": lambda ds: ds.shard(2, 1),
+    "shuffle": lambda ds: ds.shuffle(5, seed=3),
+    "skip": lambda ds: ds.skip(3),
+    "take": lambda ds: ds.take(7),
+    "take_while": lambda ds: ds.take_while(lambda i: i < 18),
+    "unbatch": lambda ds: ds.batch(4).unbatch(),
+    "unique": lambda ds: ds.unique(),
+    "window": lambda ds: ds.window(3).flat_map(lambda w: w.batch(3)),
+    "zip": lambda ds: tf.data.Dataset.zip(ds, ds),
+}
+
+
+def _elements(dataset: tf.data.Dataset) -> list[Any]:
+    return [
+        tf.nest.map_structure(lambda leaf: getattr(leaf, "to_list", leaf.numpy)(), element)
+        if not hasattr(element, "numpy")
+        else element.numpy().tolist()
+        for element in dataset
+    ]
+
+
+def _texts(dataset: tf.data.Dataset) -> list[str]:
+    return [str(element) for element in _elements(dataset)]
+
+
+@pytest.mark.parametrize("name", DOWNSTREAM)
+def test_order_is_fixed_through(name: str) -> None:
+    def build() -> tf.data.Dataset:
+        return DOWNSTREAM[name](tf.data.Dataset.range(20).shuffle(20))
+
+    original = build()
+    first, second = with_common_order(original), with_common_order(build())
+    assert first.element_spec == original.element_spec
+    assert int(first.cardinality()) == int(original.cardinality())
+    assert _texts(first) == _texts(second)
+    assert _texts(first) == _texts(second)  # the second epoch too
+
+
+def test_what_is_rebuilt_does_what_it_did() -> None:
+    """With a seed given, a rebuilt pipeline yields what the original yields."""
+
+    def build() -> tf.data.Dataset:
+        free = tf.data.Dataset.range(20).map(lambda i: i, num_parallel_calls=2, deterministic=False)
+        return free.shuffle(20, seed=5).batch(4).repeat(2)
+
+    fixed = with_common_order(build())
+    expected = tf.data.Dataset.range(20).shuffle(20, seed=5).batch(4).repeat(2)
+    assert fixed is not build()
+    assert _texts(fixed) == _texts(expected)
+    assert _texts(fixed) == _texts(expected)
+
+
+def test_a_dataset_with_a_seed_is_left_alone() -> None:
+    dataset = tf.data.Dataset.range(5).shuffle(5, seed=1).batch(2)
+    assert with_common_order(dataset) is dataset
+
+
+def test_a_global_seed_is_a_seed() -> None:
+    tf.random.set_seed(3)
+    dataset = tf.data.Dataset.range(5).shuffle(5).batch(2)
+    assert with_common_order(dataset) is dataset
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    fixed = with_common_order(tf.data.Dataset.range(50).shuffle(50))
+    assert _texts(fixed) != _texts(fixed)
+    once = with_common_order(tf.data.Dataset.range(50).shuffle(50, reshuffle_each_iteration=False))
+    assert _texts(once) == _texts(once)
+
+
+def test_unseeded_shuffle_inside_a_function_is_refused() -> None:
+    dataset = tf.data.Dataset.range(3).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3))
+    with pytest.raises(InputError, match="Give it one"):
+        with_common_order(dataset.batch(2))
+
+
+def test_seeded_shuffle_inside_a_function_is_fine() -> None:
+    dataset = tf.data.Dataset.range(3).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3, 7))
+    assert with_common_order(dataset) is dataset
+
+
+def test_random_operations_share_a_seed_only_if_the_user_gave_none() -> None:
+    def draw() -> list[float]:
+        with common_seed():
+            dataset = tf.data.Dataset.range(1).map(lambda i: tf.random.uniform([3]))
+        return next(iter(dataset)).numpy().tolist()
+
+    assert draw() == draw()
+    assert context.global_seed() is None
+    tf.random.set_seed(11)
+    draw()
+    assert context.global_seed() == 11

@@ -1,0 +1,87 @@
+"""The parts of a batch are together the batch."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tarantella.data import parts
+from tarantella.errors import InputError
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("total", [1, 2, 3, 8, 13])
+def test_parts_follow_each_other_and_differ_by_at_most_one(total: int, size: int) -> None:
+    everyones = [parts.bounds(total, rank, size) for rank in range(size)]
+    counts = [count for _, count in everyones]
+    assert sum(counts) == total
+    assert max(counts) - min(counts) <= 1
+    assert [begin for begin, _ in everyones] == [sum(counts[:rank]) for rank in range(size)]
+    in_graph = [parts.bounds(tf.constant(total, tf.int64), rank, size) for rank in range(size)]
+    assert [(int(begin), int(count)) for begin, count in in_graph] == everyones
+
+
+def test_a_rank_without_samples_gets_one_that_does_not_count() -> None:
+    part = parts.cut((tf.constant([[1.0], [2.0]]), tf.constant([1, 2])), 2, 3)
+    assert int(part.count) == 0
+    assert int(part.total) == 2
+    assert part.data[0].numpy().tolist() == [[2.0]]
+
+
+Named = namedtuple("Named", "a b")
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        lambda i: i,
+        lambda i: (i,),
+        lambda i: (i, i),
+        lambda i: {"a": i, "b": (i, i)},
+        lambda i: (i, {"a": i}, i),
+        lambda i: Named(i, i),
+    ],
+    ids=["tensor", "one", "two", "dict", "nested", "named"],
+)
+def test_structure_is_kept(element: Any) -> None:
+    dataset = tf.data.Dataset.range(5).map(element).batch(3)
+    distributed = parts.distribute(dataset, 0, 2)
+    assert parts.is_distributed(distributed)
+    assert not parts.is_distributed(dataset)
+    data_spec = distributed.element_spec.data
+    tf.nest.assert_same_structure(data_spec, dataset.element_spec)
+    first = next(iter(distributed))
+    assert [leaf.numpy().tolist() for leaf in tf.nest.flatten(first.data)] == [[0, 1]] * len(
+        tf.nest.flatten(dataset.element_spec)
+    )
+
+
+def test_static_shapes_stay_static() -> None:
+    dataset = tf.data.Dataset.range(12).batch(5, drop_remainder=True)
+    assert parts.distribute(dataset, 0, 2).element_spec.data.shape == (3,)
+    assert parts.distribute(dataset, 1, 2).element_spec.data.shape == (2,)
+
+
+def test_cardinality_is_known_where_it_was() -> None:
+    dataset = tf.data.Dataset.range(10)
+    assert int(parts.distribute(dataset.batch(3), 0, 2).cardinality()) == 4
+    infinite = parts.distribute(dataset.repeat().batch(3), 0, 2)
+    assert int(infinite.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_a_dataset_without_batches_is_refused() -> None:
+    with pytest.raises(InputError, match=r"dataset\.batch\(batch_size\)"):
+        parts.distribute(tf.data.Dataset.range(3), 0, 2)
+
+
+def test_tensors_of_different_lengths_are_refused() -> None:
+    dataset = tf.data.Dataset.from_generator(
+        lambda: [(np.ones(3), np.ones(2))],
+        output_signature=(tf.TensorSpec((None,)), tf.TensorSpec((None,))),
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):
+        list(parts.distribute(dataset, 0, 2))

@@ -1,0 +1,95 @@
+"""What Tarantella uses of Keras's inside is there, and is what it takes it for.
+
+A failure here after an update of Keras says what to look at in `tarantella.keras.internals`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tarantella.keras import internals
+
+VERSION = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
+
+
+def test_every_loss_reduces_through_one_function() -> None:
+    seen = []
+
+    def wrap(reduce: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            seen.append(inspect.signature(reduce).bind(*args, **kwargs).arguments)
+            return reduce(*args, **kwargs)
+
+        return record
+
+    with internals.replaced(internals.wrapped_reduction(wrap)):
+        keras.losses.MeanSquaredError()(np.ones((2, 3)), np.zeros((2, 3)), np.ones(2))
+    assert len(seen) == 1, VERSION
+    assert list(seen[0]) == ["values", "sample_weight", "mask", "reduction", "dtype"], VERSION
+
+
+def test_what_was_replaced_is_put_back_after_an_error() -> None:
+    before = keras.metrics.Mean.update_state
+    replacements = internals.wrapped_methods(keras.metrics.Metric, "update_state", lambda _: None)
+
+    def fail() -> None:
+        with internals.replaced(replacements):
+            assert keras.metrics.Mean.update_state is None
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert keras.metrics.Mean.update_state is before
+
+
+@pytest.mark.parametrize("method", ["apply", "scale_loss"])
+def test_optimizers_define(method: str) -> None:
+    classes = [
+        cls for cls, _, _ in internals.wrapped_methods(internals.BaseOptimizer, method, lambda m: m)
+    ]
+    assert internals.BaseOptimizer in classes, VERSION
+    assert keras.optimizers.LossScaleOptimizer in classes, VERSION
+
+
+def test_train_step_scales_the_loss_and_applies_gradients() -> None:
+    source = inspect.getsource(keras.Model.train_step)
+    assert "scale_loss" in source, VERSION
+    assert "apply_gradients" in source, VERSION
+
+
+def test_added_losses_can_be_taken_and_given() -> None:
+    class Adds(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(keras.ops.sum(inputs))
+            return inputs
+
+    model = keras.Sequential([Adds()])
+    model(np.ones((2, 2)))
+    assert [float(loss) for loss in internals.take_losses(model)] == [4.0], VERSION
+    assert model.losses == [], VERSION
+    internals.give_losses(model, [tf.constant(3.0)])
+    assert [float(loss) for loss in model.losses] == [3.0], VERSION
+
+
+def test_masks_travel_with_outputs() -> None:
+    output = keras.layers.Embedding(3, 2, mask_zero=True)(np.array([[0, 1]]))
+    assert internals.keras_mask(output).numpy().tolist() == [[False, True]], VERSION
+
+
+def test_metrics_can_be_built_without_recording() -> None:
+    metric = keras.metrics.F1Score()
+    internals.build_metric(metric, (np.eye(3), np.eye(3)), {})
+    assert metric.variables, VERSION
+    assert all(not np.any(variable.numpy()) for variable in metric.variables), VERSION
+
+
+def test_an_adapter_of_ours_is_taken_as_data() -> None:
+    adapter = internals.data_adapters.get_data_adapter(np.ones((4, 1)), batch_size=2)
+    assert isinstance(adapter, internals.DataAdapter), VERSION
+    assert internals.data_adapters.get_data_adapter(adapter) is adapter, VERSION
