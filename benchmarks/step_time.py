@@ -11,6 +11,7 @@ process; a round's figure is the median of its steps, the result the median of t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -61,7 +62,7 @@ def run(kind: str, model: str, fusion_threshold: int | None) -> float:
     with tempfile.TemporaryDirectory() as folder:
         worker = [__file__, "--worker", kind, model, "--results", folder]
         bin_dir = Path(sys.executable).parent
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = dict(os.environ)
         if kind == "tarantella":
             command = [str(bin_dir / "tarantella"), "-n", str(RANKS), "--no-gpu"]
             if fusion_threshold is not None:
@@ -76,7 +77,8 @@ def run(kind: str, model: str, fusion_threshold: int | None) -> float:
                 )
                 for _ in range(RANKS)
             ]
-        if any([process.wait() for process in processes]):
+        statuses = [process.wait() for process in processes]
+        if any(statuses):
             raise SystemExit(f"A round of {kind} on {model} failed.")
         return max(json.loads(file.read_text()) for file in Path(folder).iterdir())
 
@@ -125,7 +127,7 @@ class Clock:
 
     def median(self, warm_up: int) -> float:
         times = self.times[warm_up:]
-        return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def lenet5() -> Any:

@@ -146,10 +146,13 @@ class Group:
 
         if hanging:
             self._explain_hangs(results, hanging, bool(dead), limit)
-        if dead:
-            self._mpiexec_status(3.0)  # it takes a moment to notice and to say how
         for rank, result in results.items():
             result.output = self._new_output(rank)
+        # MPI_Abort of MPICH returns, so that a test can finish before it is ended.
+        aborting = [rank for rank in results if re.search(r"(?m)^Abort\(", results[rank].output)]
+        ended = bool(dead or aborting) and self._mpiexec_status(3.0) is not None
+        if ended:
+            dead = dict.fromkeys(aborting, 0.0) or dead
         if dead:
             self._explain_deaths(results, dead)
         sections = []
@@ -197,8 +200,7 @@ class Group:
     def _explain_deaths(self, results: dict[int, RankResult], dead: dict[int, float]) -> None:
         """Say how the test ended, and on which rank: mpiexec kills the others soon after.
 
-        It is the rank that mpiexec names, or that says itself that it aborts, or that was dead
-        first. Messages are those of MPICH.
+        It is the rank that mpiexec names, or else that was dead first. Messages are MPICH's.
         """
         status, output = self._mpiexec_status(), self._mpiexec_output()
         end = f"mpiexec ended with status {status}" if status is not None else "status unknown"
@@ -206,9 +208,8 @@ class Group:
             end = found[1]
         pids = re.findall(r"PID (\d+) RUNNING AT", output)
         named = [rank for rank in dead if str(self._pids[rank]) in pids]
-        aborting = [rank for rank in dead if re.search(r"(?m)^Abort\(", results[rank].output)]
         first = [rank for rank in dead if dead[rank] == min(dead.values())]
-        for rank in named or aborting or first:
+        for rank in named or first:
             results[rank].trouble = f"died during the test: {end}"
             results[rank].decisive = True
 
