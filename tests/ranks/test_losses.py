@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from oracle import assert_trains_as_in_keras, batches, classification_data, small_model
+from oracle import Decay, assert_trains_as_in_keras, batches, classification_data, small_model
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3, 4)]
 
@@ -24,9 +24,8 @@ def test_reduction(reduction: str, weighted: bool) -> None:
     x, y = classification_data()
     data = (x, y, _weights()) if weighted else (x, y)
     # Keras cannot add a regularizer to a loss that is not reduced.
-    regularizer = None if reduction == "none" else "l2"
     assert_trains_as_in_keras(
-        lambda: small_model(regularizer),
+        lambda: small_model(regularized=reduction != "none"),
         lambda: {
             "optimizer": keras.optimizers.SGD(0.05),
             "loss": keras.losses.SparseCategoricalCrossentropy(reduction=reduction),
@@ -99,9 +98,10 @@ def test_ignored_class() -> None:
     )
 
 
-def _two_headed_model(regularizer: str | None) -> keras.Model:
+def _two_headed_model(regularized: bool) -> keras.Model:
     inputs = keras.Input((5,))
-    hidden = keras.layers.Dense(4, activation="relu", activity_regularizer=regularizer)(inputs)
+    decay = Decay() if regularized else None
+    hidden = keras.layers.Dense(4, activation="relu", kernel_regularizer=decay)(inputs)
     return keras.Model(
         inputs,
         {
@@ -116,9 +116,8 @@ def _two_headed_model(regularizer: str | None) -> keras.Model:
 )
 def test_several_outputs_with_their_own_reductions(second: str) -> None:
     x, y = classification_data()
-    regularizer = None if second == "none" else "l2"
     assert_trains_as_in_keras(
-        lambda: _two_headed_model(regularizer),
+        lambda: _two_headed_model(regularized=second != "none"),
         lambda: {
             "optimizer": keras.optimizers.SGD(0.01),
             "loss": {
@@ -143,10 +142,8 @@ class _Penalty(keras.layers.Layer):
 def test_add_loss_and_regularizers_count_once() -> None:
     def make_model() -> keras.Model:
         inputs = keras.Input((5,))
-        hidden = keras.layers.Dense(
-            4, kernel_regularizer=keras.regularizers.L1(0.1), activity_regularizer="l2"
-        )(inputs)
-        return keras.Model(inputs, keras.layers.Dense(3, bias_regularizer="l2")(_Penalty()(hidden)))
+        hidden = _Penalty()(keras.layers.Dense(4, kernel_regularizer=Decay())(inputs))
+        return keras.Model(inputs, keras.layers.Dense(3, bias_regularizer=Decay())(hidden))
 
     assert_trains_as_in_keras(
         make_model,
@@ -155,6 +152,29 @@ def test_add_loss_and_regularizers_count_once() -> None:
             "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         },
         lambda: {"x": batches(*classification_data())},
+    )
+
+
+def test_activity_regularizers() -> None:
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+    def make_model() -> keras.Model:
+        inputs = keras.Input((5,))
+        hidden = keras.layers.Dense(4, activity_regularizer="l2")(inputs)
+        penalty = keras.regularizers.L1(0.1)
+        return keras.Model(inputs, keras.layers.Dense(3, activity_regularizer=penalty)(hidden))
+
+    x, y = classification_data()
+    assert_trains_as_in_keras(
+        make_model,
+        lambda: {
+            "optimizer": "sgd",
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        },
+        lambda: {"x": batches(x.astype("float32"), y)},
+        tolerance=1e-4,
+        atol=1e-5,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
+    Decay,
     assert_close,
     assert_trains_as_in_keras,
     batches,
@@ -278,7 +279,7 @@ def test_compiled_calls_hand_masks_and_added_losses_through() -> None:
     def make_model() -> keras.Model:
         inputs = keras.Input((4,), dtype="int32")
         hidden = Penalty()(keras.layers.Embedding(4, 3, mask_zero=True)(inputs))
-        return keras.Model(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(hidden))
+        return keras.Model(inputs, keras.layers.Dense(2, kernel_regularizer=Decay())(hidden))
 
     assert_trains_as_in_keras(
         make_model,

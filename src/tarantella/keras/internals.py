@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.losses import loss as loss_module
@@ -23,6 +26,7 @@ from keras.src.utils.python_utils import pythonify_logs
 __all__ = [
     "BaseOptimizer",
     "DataAdapter",
+    "activity_losses_are_sums",
     "array_slicing",
     "build_metric",
     "data_adapter_utils",
@@ -106,6 +110,18 @@ def give_losses(model: keras.Model, losses: list[Any]) -> None:
     """Makes `losses` those of the call that just ended."""
     model._clear_losses()
     model._losses.extend(losses)
+
+
+@cache
+def activity_losses_are_sums() -> bool:
+    """Whether this Keras leaves an activity regularizer's sum over the batch as it is.
+
+    Later versions divide it by the size of the batch.
+    """
+    with tf.init_scope():  # it may be asked for while a step is traced
+        layer = keras.layers.Activation("linear", activity_regularizer=keras.ops.sum)
+        layer(np.ones((2, 1)))
+        return bool(layer.losses[0] == 2.0)
 
 
 def keras_mask(tensor: Any) -> Any:

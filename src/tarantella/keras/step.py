@@ -30,6 +30,12 @@ from tarantella.keras import internals
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 
+_SUMMING_REGULARIZERS = (
+    keras.regularizers.L1,
+    keras.regularizers.L2,
+    keras.regularizers.L1L2,
+)
+
 _current: list[Step] = []
 
 
@@ -42,6 +48,7 @@ class Step:
     """What this rank knows of the step it takes."""
 
     def __init__(self, model: keras.Model, part: Part) -> None:
+        self._model = model
         self._has_samples = part.count > 0
         count = tf.cast(part.count, tf.float64)
         total = tf.cast(part.total, tf.float64)
@@ -62,6 +69,7 @@ class Step:
         optimizer, metric = internals.BaseOptimizer, keras.metrics.Metric
         replacements = [
             *internals.wrapped_reduction(self._wrap_reduction),
+            *self._inflated_activity_regularizers(),
             *internals.wrapped_methods(optimizer, "scale_loss", self._wrap_scale_loss),
             *internals.wrapped_methods(optimizer, "apply", self._wrap_apply),
             *internals.wrapped_methods(metric, "result", self._wrap_result),
@@ -118,6 +126,26 @@ class Step:
         counted = tf.where(self._has_samples, own, tf.zeros_like(own))
         (everyones,) = self._losses.allreduce([counted], threshold=0)
         return tf.math.divide_no_nan(own * self._inflation, everyones)
+
+    def _inflated_activity_regularizers(self) -> list[internals.Replacement]:
+        """Where Keras does not divide what a regularizer sums up over the batch."""
+        layers = [
+            layer
+            for layer in internals.flat_layers(self._model)
+            if isinstance(layer.activity_regularizer, _SUMMING_REGULARIZERS)
+        ]
+        if not layers or not internals.activity_losses_are_sums():
+            return []
+
+        def inflated(regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def regularize(outputs: Any) -> Any:
+                loss = regularizer(outputs)
+                return loss * tf.cast(self._inflation, loss.dtype)
+
+            return regularize
+
+        name = "activity_regularizer"
+        return [(layer, name, inflated(layer.activity_regularizer)) for layer in layers]
 
     def _wrap_scale_loss(self, scale_loss: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(scale_loss)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
 
 from tarantella.runtime.configuration import Configuration
 
@@ -23,19 +22,15 @@ class MarkedLines(logging.Formatter):
         return "\n".join(self._mark + line for line in super().format(record).splitlines())
 
 
-class ErrorStream(logging.StreamHandler[TextIO]):
+class ErrorStream(logging.Handler):
     """Writes to what `sys.stderr` is at the time of the message, in one call."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, stream: TextIO) -> None:
-        raise AttributeError("The messages of Tarantella go to sys.stderr.")
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 def configure(configuration: Configuration, rank: int, size: int) -> None:

@@ -150,9 +150,8 @@ class Group:
             result.output = self._new_output(rank)
         # MPI_Abort of MPICH returns, so that a test can finish before it is ended.
         aborting = [rank for rank in results if re.search(r"(?m)^Abort\(", results[rank].output)]
-        ended = bool(dead or aborting) and self._mpiexec_status(3.0) is not None
-        if ended:
-            dead = dict.fromkeys(aborting, 0.0) or dead
+        if (dead or aborting) and self._mpiexec_status(3.0) is not None:
+            dead |= dict.fromkeys(aborting, 0.0)
         if dead:
             self._explain_deaths(results, dead)
         sections = []
