@@ -21,7 +21,6 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.utils.python_utils import pythonify_logs
 
 __all__ = [
     "BaseOptimizer",
@@ -35,8 +34,8 @@ __all__ = [
     "give_losses",
     "in_stateless_scope",
     "keras_mask",
+    "mask_epsilon",
     "merged_sample_weight",
-    "pythonify_logs",
     "replaced",
     "set_keras_mask",
     "take_losses",
@@ -110,6 +109,14 @@ def give_losses(model: keras.Model, losses: list[Any]) -> None:
     """Makes `losses` those of the call that just ended."""
     model._clear_losses()
     model._losses.extend(losses)
+
+
+@cache
+def mask_epsilon() -> float:
+    """What this Keras adds to the number of valid entries of a mask, against division by 0."""
+    with tf.init_scope():
+        weight = loss_module.apply_mask(None, tf.ones(1, tf.float64), "float64", "mean")
+        return 1.0 / float(weight[0]) - 1.0
 
 
 @cache

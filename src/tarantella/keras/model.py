@@ -287,8 +287,8 @@ class Model(keras.Model):
                 y, class_weight
             )
         part = self._part((x, y, sample_weight))
-        self.make_train_function()
-        return self._logs_of_batch(self.train_function, part, return_dict)
+        with self._given("train_function", iter([part])):
+            return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -298,18 +298,16 @@ class Model(keras.Model):
         if world.get_size() == 1:
             return super().test_on_batch(x, y, sample_weight, return_dict)
         part = self._part((x, y, sample_weight))
-        self.make_test_function()
-        return self._logs_of_batch(self.test_function, part, return_dict)
+        with self._given("test_function", iter([part])):
+            return super().test_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """The predictions for one global batch, which every rank passes."""
         if world.get_size() == 1:
             return super().predict_on_batch(x)
         part = self._part((x,))
-        self.make_predict_function()
-        rows, counts = tf.nest.map_structure(
-            lambda tensor: tensor.numpy(), self.predict_function([part])
-        )
+        with self._given("predict_function", [part]):
+            rows, counts = super().predict_on_batch(x)
         return in_global_order(rows, counts)
 
     def _part(self, batch: tuple[Any, ...]) -> Part:
@@ -322,10 +320,16 @@ class Model(keras.Model):
         self._start_from_master(spec, again=False)
         return parts.cut(tensors, world.get_rank(), world.get_size())
 
-    def _logs_of_batch(self, function: Any, part: Part, return_dict: bool) -> Any:
-        self.reset_metrics()
-        logs = internals.pythonify_logs(function(iter([part])))
-        return logs if return_dict else self._flatten_metrics_in_order(logs)
+    @contextmanager
+    def _given(self, function_name: str, data: Any) -> Iterator[None]:
+        """Makes one of Keras's functions work on `data`, whatever it is called with."""
+        getattr(self, f"make_{function_name}")()
+        function = getattr(self, function_name)
+        setattr(self, function_name, lambda _: function(data))
+        try:
+            yield
+        finally:
+            setattr(self, function_name, function)
 
     # Saving: what is saved is the plain Keras model, by the master rank.
 

@@ -111,21 +111,23 @@ class Step:
                 return loss * tf.cast(self._inflation, loss.dtype)
             if reduction == "mean_with_sample_weight":
                 weights = internals.merged_sample_weight(values, sample_weight, mask, dtype)
+                epsilon = 0.0
             else:
                 weights = mask
+                epsilon = internals.mask_epsilon()
             if weights is None:
                 return loss
-            return loss * tf.cast(self._correction(weights), loss.dtype)
+            return loss * tf.cast(self._correction(weights, epsilon), loss.dtype)
 
         return reduce_globally
 
-    def _correction(self, weights: Any) -> tf.Tensor:
+    def _correction(self, weights: Any, epsilon: float) -> tf.Tensor:
         """Exchanges the divisor of this part, the sum of `weights`, for the global one."""
         own = tf.reduce_sum(tf.cast(keras.ops.convert_to_tensor(weights), tf.float64))
         own = tf.stop_gradient(own)
         counted = tf.where(self._has_samples, own, tf.zeros_like(own))
         (everyones,) = self._losses.allreduce([counted], threshold=0)
-        return tf.math.divide_no_nan(own * self._inflation, everyones)
+        return tf.math.divide_no_nan((own + epsilon) * self._inflation, everyones + epsilon)
 
     def _inflated_activity_regularizers(self) -> list[internals.Replacement]:
         """Where Keras does not divide what a regularizer sums up over the batch."""
@@ -256,8 +258,14 @@ class Step:
 
     def _keep_only_what_counted(self, before: list[tuple[Any, tf.Tensor]]) -> None:
         """Sets variables back to what they were, if this rank had no sample of its own."""
-        for variable, value in before:
-            variable.assign(tf.where(self._has_samples, variable.value, value))
+
+        def restore() -> bool:
+            for variable, value in before:
+                variable.assign(value)
+            return True
+
+        if before:  # a branch that is not taken costs nothing, not even for large variables
+            tf.cond(self._has_samples, lambda: False, restore)
 
 
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
