@@ -17,7 +17,7 @@ ALL = sorted(
     for name, cls in vars(keras.optimizers).items()
     if inspect.isclass(cls)
     and issubclass(cls, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer")
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 )
 
 VARIANTS: dict[str, Callable[[], Any]] = {
@@ -39,6 +39,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
 }
+
+
+# Not in all versions of Keras that we support.
+if hasattr(keras.optimizers, "MultiOptimizer"):
+    VARIANTS["multi"] = lambda: keras.optimizers.MultiOptimizer(
+        lambda variable: (
+            keras.optimizers.SGD(0.1) if "bias" in variable.path else keras.optimizers.Adam(0.05)
+        )
+    )
 
 
 def _train_with(make_optimizer: Callable[[], Any]) -> None:

@@ -99,7 +99,7 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
 
 
 def test_script_that_cannot_be_read(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)

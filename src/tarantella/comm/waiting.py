@@ -1,15 +1,17 @@
-"""Waiting for the other ranks without taking the core from whoever computes on it.
+"""Waiting for the other ranks on cores that are not one's own.
 
-MPI libraries wait by polling, which is quickest when every rank has a core to spend. Here a
-rank waits on the cores on which it, or another rank, is still computing. So ranks meet first,
-looking less and less often, and start the collective proper when all are there: then it
-takes as long as the data, and polling costs nothing.
+MPI libraries wait by polling, which is quickest while every rank has a core to spend. Ranks
+that share cores would keep each other from computing what they wait for. There they meet
+before each collective, looking less and less often whether all have come.
 """
 
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
+
+from tarantella.runtime import world
 
 # How often to look before the first pause: the others are often just about to come.
 _LOOKS_AT_ONCE = 50
@@ -18,7 +20,9 @@ _LONGEST_PAUSE = 1e-3
 
 
 def meet(communicator: Any) -> None:
-    """Returns when every rank has called it."""
+    """Returns when every rank has called it; at once where each has cores of its own."""
+    if not ranks_share_cores():
+        return
     request = communicator.Ibarrier()
     for _ in range(_LOOKS_AT_ONCE):
         if request.Test():
@@ -27,3 +31,17 @@ def meet(communicator: Any) -> None:
     while not request.Test():
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+@cache
+def ranks_share_cores() -> bool:
+    """Whether any host has more ranks than cores. All ranks come to the same answer."""
+    places_of: dict[str, list[world.Place]] = {}
+    for place in world.get_places():
+        places_of.setdefault(place.host, []).append(place)
+    return any(len(places) > _cores_of(places) for places in places_of.values())
+
+
+def _cores_of(places: list[world.Place]) -> int:
+    limits = [place.core_limit for place in places if place.core_limit is not None]
+    return min([len(frozenset().union(*(place.cores for place in places))), *limits])

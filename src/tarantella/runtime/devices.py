@@ -12,7 +12,7 @@ from types import ModuleType
 
 from tarantella.runtime import world
 from tarantella.runtime.configuration import Configuration, configuration
-from tarantella.runtime.cores import core_limit, thread_share
+from tarantella.runtime.cores import thread_share
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.world import Place
 
@@ -103,7 +103,8 @@ def _share_threads(tf: ModuleType, settings: Configuration) -> None:
 def _even_share() -> int:
     places = world.get_local_places()
     of_all = tuple(place.cores for place in places)
-    return thread_share(of_all[world.get_local_rank()], of_all, core_limit())
+    mine = places[world.get_local_rank()]
+    return thread_share(mine.cores, of_all, mine.core_limit)
 
 
 def _number(variable: str) -> int:

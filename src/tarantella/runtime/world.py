@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tarantella.errors import InputError, TarantellaError
 from tarantella.runtime import ending, launcher, log
 from tarantella.runtime.configuration import Configuration, configuration
-from tarantella.runtime.cores import usable_cores
+from tarantella.runtime.cores import core_limit, usable_cores
 from tarantella.runtime.launcher import Launch
 
 if TYPE_CHECKING:
@@ -35,16 +35,18 @@ class Place:
         host: name of its host
         cores: the cores it may run on
         gpus: the GPUs its environment lets it see, as CUDA_VISIBLE_DEVICES says; None: all
+        core_limit: how many cores' worth of time it and its neighbours get; None: all
     """
 
     host: str
     cores: frozenset[int]
     gpus: str | None
+    core_limit: int | None = None
 
 
 def _this_place() -> Place:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Place(socket.gethostname(), frozenset(usable_cores()), visible)
+    return Place(socket.gethostname(), frozenset(usable_cores()), visible, core_limit())
 
 
 _started = False
@@ -119,6 +121,11 @@ def get_local_size() -> int:
 def get_host_names() -> tuple[str, ...]:
     """The host name of each rank."""
     return tuple(place.host for place in _places)
+
+
+def get_places() -> tuple[Place, ...]:
+    """Where each rank runs."""
+    return _places
 
 
 def get_local_places() -> tuple[Place, ...]:
