@@ -45,6 +45,12 @@ def test_ranks_of_the_command(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
+def test_no_rank_waits_for_input(tmp_path: Path) -> None:
+    result = run(*TWO, "--", write(tmp_path, "import sys\nprint(repr(sys.stdin.read()))\n"))
+    assert result.returncode == 0
+    assert result.stdout.splitlines() == ["''"] * 2
+
+
 def test_ranks_of_plain_mpiexec(tmp_path: Path) -> None:
     result = run(str(find_mpiexec()), "-n", "2", sys.executable, write(tmp_path, WHO))
     assert result.returncode == 0

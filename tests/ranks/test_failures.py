@@ -201,6 +201,8 @@ def test_signal_ends_every_rank(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests that run under nohup hand down an ignored SIGHUP, which the command respects.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2

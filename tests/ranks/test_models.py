@@ -315,3 +315,113 @@ def test_weights_start_equal_whatever_each_rank_made() -> None:
     model.fit(batches(*classification_data()), verbose=0)
     for weight in [*model.get_weights(), *[np.array(v) for v in model.optimizer.variables]]:
         assert_close(tnt.allgather(weight), [weight] * tnt.get_size(), 0, 0)
+
+
+class _Counting(keras.layers.Layer):
+    """Has state that every step changes, whatever the samples are."""
+
+    def build(self, input_shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, inputs: Any) -> Any:
+        self.steps.assign(self.steps + 1)
+        return inputs * (1 + 0.1 * self.steps)
+
+
+@pytest.mark.parametrize(
+    "make_layer",
+    [_Counting, lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4))],
+    ids=["counting", "spectral"],
+)
+def test_state_of_layers_after_a_batch_smaller_than_the_number_of_ranks(make_layer: Any) -> None:
+    def make_model() -> keras.Model:
+        inputs = keras.Input((5,))
+        hidden = make_layer()(inputs)
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+    assert_trains_as_in_keras(
+        make_model, lambda: CLASSIFICATION, lambda: {"x": batches(*classification_data())}
+    )
+
+
+def test_numbers_that_a_step_logs_itself_are_of_the_global_batch() -> None:
+    class OwnLogs(Subclassed):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"own": loss}
+
+    stop = keras.callbacks.EarlyStopping("own", min_delta=0.01, mode="min")
+    assert_trains_as_in_keras(
+        OwnLogs,
+        lambda: {**CLASSIFICATION, "metrics": None},
+        lambda: {"x": batches(*classification_data(), batch_size=5), "callbacks": [stop]},
+    )
+
+
+def test_a_scaled_and_a_plain_loss_on_one_optimizer() -> None:
+    class Twice(Subclassed):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            for scaled in (True, False):
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(x, y, self(x, training=True))
+                    if scaled:
+                        loss = self.optimizer.scale_loss(loss)
+                variables = self.trainable_variables
+                self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"own": loss}
+
+    assert_trains_as_in_keras(
+        Twice,
+        lambda: {**CLASSIFICATION, "metrics": None},
+        lambda: {"x": batches(*classification_data())},
+    )
+
+
+def test_own_fit_and_predict_call_those_of_the_library() -> None:
+    class OwnFit(Subclassed):
+        def fit(self, data: Any, rounds: int = 1, **kwargs: Any) -> Any:
+            for _ in range(rounds):
+                history = super().fit(data, **kwargs)
+            return history
+
+        def predict(self, data: Any) -> Any:
+            return super().predict(data, verbose=0).argmax(axis=1)
+
+    results = []
+    for wrap in (lambda model: model, tnt.Model):
+        keras.utils.set_random_seed(3)
+        model = wrap(OwnFit())
+        model.compile(**CLASSIFICATION)
+        history = model.fit(batches(*classification_data()), rounds=2, verbose=0).history
+        results.append([history, model.predict(batches(*classification_data()))])
+    assert_close(results[1], results[0])
+
+
+def test_metric_state_that_was_not_made_for_several_ranks() -> None:
+    class Plain(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="plain")
+            self.total = keras.Variable(0.0, trainable=False, dtype="float64")
+            self.any = keras.Variable(False, trainable=False, dtype="bool")
+
+        def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(keras.ops.sum(y_pred[:, 0]))
+            self.any.assign(True)
+
+        def reset_state(self) -> None:
+            self.total.assign(0.0)
+            self.any.assign(False)
+
+        def result(self) -> Any:
+            return keras.ops.where(self.any, self.total, -1.0)
+
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: {**CLASSIFICATION, "metrics": [Plain()]},
+        lambda: {"x": batches(*classification_data())},
+    )

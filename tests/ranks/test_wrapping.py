@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,7 @@ def test_a_missing_compile_is_an_error(method: str) -> None:
 
 
 def test_a_saved_model_is_a_plain_one(shared_tmp_path: Path) -> None:
-    model = tnt.Model(small_model())
+    model = tnt.Model(small_model(regularized=False))
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(batches(*classification_data()), verbose=0)
     model.save(shared_tmp_path / "model.keras")
@@ -138,3 +140,23 @@ def test_ranks_with_different_models_are_told_so() -> None:
     layer = keras.layers.Dense(3 + tnt.get_rank())
     with pytest.raises(tnt.errors.MismatchError, match="rank"):
         tnt.Model(keras.Sequential([keras.Input((5,)), layer]))
+
+
+def test_a_clone_is_a_tnt_model_of_its_own() -> None:
+    model = tnt.Model(small_model(regularized=False))
+    clone = keras.models.clone_model(model)
+    assert isinstance(clone, tnt.Model)
+    assert clone.count_params() == model.count_params()
+    assert clone.weights[0] is not model.weights[0]
+    assert isinstance(type(model).from_config(model.get_config()), tnt.Model)
+
+
+def test_datasets_are_not_kept_alive() -> None:
+    model = tnt.Model(small_model())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    dataset = batches(*classification_data())
+    model.fit(dataset, verbose=0)
+    kept = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert kept() is None

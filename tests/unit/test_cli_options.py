@@ -74,6 +74,7 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         ([], "no script"),
         (["-n", "2"], "no script"),
         (["-n", "0", "--", "script.py"], "-n: '0'"),
+        (["-n", "1000000", "--", "script.py"], "-n: 1000000 ranks are more than 1024"),
         (["-n", "-1", "--", "script.py"], "-n"),
         (["-n", "two", "--", "script.py"], "-n: 'two'"),
         (["--fusion-threshold", "-1", "--", "script.py"], "--fusion-threshold"),

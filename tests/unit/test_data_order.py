@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tarantella.data import order
 from tarantella.data.order import common_seed, with_common_order
 from tarantella.errors import InputError
 
@@ -138,7 +140,11 @@ def test_random_operations_share_a_seed_only_if_the_user_gave_none() -> None:
             dataset = tf.data.Dataset.range(1).map(lambda i: tf.random.uniform([3]))
         return next(iter(dataset)).numpy().tolist()
 
-    assert draw() == draw()
+    order._uses = itertools.count()
+    first, second = draw(), draw()
+    assert first != second
+    order._uses = itertools.count()
+    assert [draw(), draw()] == [first, second]
     assert context.global_seed() is None
     tf.random.set_seed(11)
     draw()

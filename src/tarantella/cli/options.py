@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from tarantella.errors import InputError
 from tarantella.runtime.configuration import LOG_LEVELS
 
+# Far beyond what any machine can run, and few enough to plan for at once.
+MOST_RANKS = 1024
 USAGE = "tarantella [options] -- script.py [script args]"
 _EPILOG = """\
 Without options, one rank is started on each GPU of this machine.
@@ -201,7 +203,10 @@ def _check_program(options: Options) -> None:
 
 
 def _ranks(text: str) -> int:
-    return _whole_number(text, 1, "a number of ranks, 1 or more")
+    ranks = _whole_number(text, 1, "a number of ranks, 1 or more")
+    if ranks > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} ranks are more than {MOST_RANKS} on one machine")
+    return ranks
 
 
 def _kilobytes(text: str) -> int:

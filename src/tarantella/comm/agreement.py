@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tarantella.comm import buffers, structures
+from tarantella.comm.waiting import meet
 from tarantella.errors import InputError, MismatchError
 from tarantella.runtime import world
 
@@ -85,6 +86,7 @@ def agree(
         InputError: If another rank has a problem.
     """
     mine = json.dumps([what, list(lines), None if problem is None else str(problem)]).encode()
+    meet(comm)
     same = _digests_are_equal(mine, comm)
     theirs = [] if same else [json.loads(data) for data in buffers.allgather_bytes(mine, comm)]
     if problem is not None:

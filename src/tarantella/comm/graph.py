@@ -19,8 +19,8 @@ from tarantella.comm.buffers import MESSAGE_BYTES
 from tarantella.comm.waiting import meet
 from tarantella.runtime import world
 
-# Not every MPI can add these: they travel and are added as float32.
-_ADDED_AS_FLOAT32 = (tf.float16, tf.bfloat16)
+# Not every MPI can add these; booleans are true in sum if one of them is.
+_ADDED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32, tf.bool: tf.int32}
 
 
 class Channel:
@@ -37,7 +37,7 @@ class Channel:
             tensors: In the order in which they become ready, the same on all ranks.
             threshold: Tensors of fewer bytes are fused into messages of at least that many.
         """
-        wide = [tf.cast(t, tf.float32) if t.dtype in _ADDED_AS_FLOAT32 else t for t in tensors]
+        wide = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
         specs = [TensorSpec(tuple(t.shape), np.dtype(t.dtype.as_numpy_dtype)) for t in wide]
         sums: list[Any] = [None] * len(wide)
         for bucket in fuse(specs, threshold):
@@ -55,8 +55,7 @@ class Channel:
         """The slices of all ranks behind each other, in the order of the ranks."""
         values = slices.values
         dtype = values.dtype
-        if dtype in _ADDED_AS_FLOAT32:  # MPI needs a type it knows, and so does NumPy
-            values = tf.cast(values, tf.float32)
+        values = tf.cast(values, _ADDED_AS.get(dtype, dtype))  # a type that MPI knows
         all_indices, all_values = self._in_order(
             _gather_rows(self._communicator),
             [slices.indices, values],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,8 @@ from tarantella.errors import InputError
 # What stands in for the seed that was not given. TensorFlow takes (0, 0) for "none".
 _SEEDS = (0, 7919)
 
+_uses = itertools.count()
+
 _DETERMINISTIC = {"default": None, "true": True, "false": True}
 
 
@@ -39,7 +42,7 @@ def common_seed() -> Iterator[None]:
     if context.global_seed() is not None:
         yield
         return
-    tf.random.set_seed(_SEEDS[1])
+    tf.random.set_seed(_SEEDS[1] + next(_uses))  # a second `fit` shuffles anew
     try:
         yield
     finally:

@@ -48,6 +48,12 @@ def cut(batch: Any, rank: int, size: int) -> Part:
             "The dataset has no batch dimension. Batch it with the global batch size: "
             "`dataset = dataset.batch(batch_size)`."
         )
+    known_totals = {leaf.shape[0] for leaf in leaves} - {None}
+    if len(known_totals) > 1:
+        raise InputError(
+            f"The tensors of a batch have different numbers of samples: {sorted(known_totals)}. "
+            "The first dimension of each must be that of the batch."
+        )
     static_total = leaves[0].shape[0]
     if static_total is None:
         total = _rows(leaves[0])

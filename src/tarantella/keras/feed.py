@@ -30,9 +30,8 @@ class Feed(internals.DataAdapter):
         if isinstance(x, Feed):
             return x
         if isinstance(x, tf.data.Dataset):
-            if x not in _common:
-                _common[x] = order.with_common_order(x)
-            x = _common[x]
+            x = _in_common_order(x)
+            options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
         return cls(internals.data_adapters.get_data_adapter(x, y, sample_weight, **options))
 
     @property
@@ -64,3 +63,12 @@ class Feed(internals.DataAdapter):
 
     def on_epoch_end(self) -> None:
         self._adapter.on_epoch_end()
+
+
+def _in_common_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    if dataset not in _common:
+        common = order.with_common_order(dataset)
+        if common is dataset:  # to keep it here would keep it for ever
+            return dataset
+        _common[dataset] = common
+    return _common[dataset]

@@ -34,53 +34,30 @@ class ParallelStrategy(Enum):
     DATA = "data"
 
 
-class Model(keras.Model):
-    """Makes a Keras model train on all ranks, with the result of one process.
+class RankSteps(keras.Model):
+    """What a model does differently on several ranks, around what its own class does.
 
-    The object that comes back is a `keras.Model` of the class of the one passed in. Both
-    have the same layers and weights; `compile` and `fit` concern only the one they are
-    called on, so the plain model stays at hand for work that one rank does alone.
-
-    Args:
-        model: A Functional, Sequential or subclassed Keras model.
-        parallel_strategy: `ParallelStrategy.DATA`.
-
-    Example:
-
-    ```python
-    import keras
-    import numpy as np
-    import tarantella as tnt
-
-    model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
-    model.compile(optimizer="sgd", loss="mse")
-    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=16)
-    ```
+    It stands in front of the class of the user's model: a `train_step` of the user's is called
+    from here, on this rank's part. `Model`, with `fit` and all that, stands behind that class:
+    a user's `fit` calls it as it would call Keras's.
     """
 
     jit_compile: Any
     _tnt_compiles_calls: bool
-    _tnt_started: bool
-    _tnt_plain_class: Any
-
-    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if cls is not Model:
-            return super().__new__(cls)
-        return _distributed(model, *args, **kwargs)
-
-    # Steps
 
     def train_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().train_step(data)
-        with self._compiled_calls(), Step(self, data).running():
-            return super().train_step(data.data)
+        step = Step(self, data)
+        with self._compiled_calls(), step.running():
+            return step.global_logs(super().train_step(data.data))
 
     def test_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().test_step(data)
-        with self._compiled_calls(), Step(self, data).running():
-            return super().test_step(data.data)
+        step = Step(self, data)
+        with self._compiled_calls(), step.running():
+            return step.global_logs(super().test_step(data.data))
 
     def predict_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
@@ -88,7 +65,7 @@ class Model(keras.Model):
         with self._compiled_calls():
             outputs = super().predict_step(data.data)
         rows = tf.nest.map_structure(lambda output: output[: data.count], outputs)
-        return rows, data.count[tf.newaxis]
+        return rows, tf.expand_dims(data.count, 0)
 
     def get_metrics_result(self) -> dict[str, Any]:
         if world.get_size() == 1 or internals.in_stateless_scope():
@@ -135,6 +112,45 @@ class Model(keras.Model):
     def make_predict_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
             return super().make_predict_function(force)
+
+    def get_config(self) -> Any:
+        return self._plain().get_config()
+
+    def to_json(self, **kwargs: Any) -> Any:
+        return self._plain().to_json(**kwargs)
+
+
+class Model(keras.Model):
+    """Makes a Keras model train on all ranks, with the result of one process.
+
+    The object that comes back is a `keras.Model` of the class of the one passed in. Both
+    have the same layers and weights; `compile` and `fit` concern only the one they are
+    called on, so the plain model stays at hand for work that one rank does alone.
+
+    Args:
+        model: A Functional, Sequential or subclassed Keras model.
+        parallel_strategy: `ParallelStrategy.DATA`.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    import tarantella as tnt
+
+    model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    model.compile(optimizer="sgd", loss="mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=16)
+    ```
+    """
+
+    _tnt_started: bool
+    _tnt_plain_class: Any
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Model:
+            return super().__new__(cls)
+        return _distributed(model, *args, **kwargs)
 
     # Whole runs over data
 
@@ -345,12 +361,6 @@ class Model(keras.Model):
         """Exports the plain Keras model; only the master rank writes."""
         self._write("export", args, kwargs)
 
-    def get_config(self) -> Any:
-        return self._plain().get_config()
-
-    def to_json(self, **kwargs: Any) -> Any:
-        return self._plain().to_json(**kwargs)
-
     def _plain(self) -> Any:
         """This model, settings and all, as an object of the class it was made from."""
         return view(self, self._tnt_plain_class)
@@ -368,6 +378,10 @@ class Model(keras.Model):
 
     def set_weights(self, weights: Any) -> None:
         super().set_weights(weights)
+        self._tnt_started = False
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().load_weights(*args, **kwargs)
         self._tnt_started = False
 
     def _require_compiled(self, method: str) -> None:
@@ -439,14 +453,15 @@ def _distributed_class(plain: Any) -> Any:
 
 
 def _make_distributed_class(plain: Any) -> Any:
-    bases = (Sequential, plain) if issubclass(plain, keras.Sequential) else (Model, plain)
+    base = Sequential if issubclass(plain, keras.Sequential) else Model
     return type(
         plain.__name__,
-        bases,
+        (RankSteps, plain, base),
         {
             "__module__": plain.__module__,
             "__doc__": plain.__doc__,
-            "__new__": keras.Model.__new__,
+            # Keras makes clones by calling the class with the arguments of the plain one.
+            "__new__": lambda cls, *args, **kwargs: _distributed(plain(*args, **kwargs)),
             # The instance takes over the attributes of one that was initialised.
             "__init__": lambda self, *args, **kwargs: None,
             "_tnt_plain_class": plain,

@@ -42,7 +42,8 @@ def start_from_master(model: keras.Model) -> None:
     """Gives every rank the master rank's variables of a model and its optimizers."""
     variables = [*model.variables, *_optimizer_variables(model)]
     check_same(
-        [[variable.path, list(variable.shape), str(variable.dtype)] for variable in variables],
+        # Not their names: Keras numbers layers by how many a rank has made before.
+        [f"{variable.dtype} {tuple(variable.shape)}" for variable in variables],
         "the variables of the model and its optimizer",
     )
     values = [np.array(variable) for variable in variables]
@@ -50,7 +51,7 @@ def start_from_master(model: keras.Model) -> None:
     if world.is_master_rank():
         return
     for variable, value in zip(variables, values, strict=True):
-        if _is_seed(variable):
+        if is_seed(variable):
             value = _seed_of_rank(value, world.get_rank())
         variable.assign(value)
 
@@ -65,7 +66,8 @@ def _optimizer_variables(model: keras.Model) -> list[Any]:
     return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
 
 
-def _is_seed(variable: Any) -> bool:
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a random layer, which differs between the ranks."""
     return bool(variable.name == "seed_generator_state")
 
 

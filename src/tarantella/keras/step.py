@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tarantella.comm.graph import Channel
 from tarantella.data.parts import Part
-from tarantella.keras import internals
+from tarantella.keras import internals, state
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 
@@ -50,6 +50,7 @@ class Step:
     def __init__(self, model: keras.Model, part: Part) -> None:
         self._model = model
         self._has_samples = part.count > 0
+        self._some_have_none = part.total < world.get_size()
         count = tf.cast(part.count, tf.float64)
         total = tf.cast(part.total, tf.float64)
         self.share = count / total
@@ -61,7 +62,7 @@ class Step:
         self._weighted_for: set[int] = set()
         self._nested = False
         self._can_be_empty = _can_be_empty(part)
-        self._layers_before = self._values_now(model.non_trainable_variables)
+        self._global_numbers: list[tf.Tensor] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -79,7 +80,7 @@ class Step:
         try:
             with internals.replaced(replacements):
                 yield
-            self._keep_only_what_counted(self._layers_before)
+            self._give_layers_state_of_samples()
         finally:
             _current.pop()
 
@@ -178,6 +179,7 @@ class Step:
                     if isinstance(gradient, tf.Tensor):  # loops can lose the shape
                         gradient.set_shape(variable.shape)
             grads = self._sum_gradients(grads, weighted=id(optimizer) in self._weighted_for)
+            self._weighted_for.discard(id(optimizer))
             with self._outermost():
                 return apply(optimizer, grads, trainable_variables)
 
@@ -239,15 +241,30 @@ class Step:
         def global_result(metric: Any) -> Any:
             if self._nested or internals.in_stateless_scope():
                 return result(metric)
-            with self._outermost():
-                return global_results(lambda: result(metric), [metric], self._metrics)
+            return self.results_of(lambda: result(metric), [metric])
 
         return global_result
 
     def results_of(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
         """What `compute` makes of the state that metrics have over all ranks."""
         with self._outermost():
-            return global_results(compute, metrics, self._metrics)
+            results = global_results(compute, metrics, self._metrics)
+        self._global_numbers.extend(keras.tree.flatten(results))
+        return results
+
+    def global_logs(self, logs: Any) -> Any:
+        """The logs of a step, with numbers that are no metric's result averaged over samples."""
+        if not isinstance(logs, dict):
+            return logs
+        own = [name for name, value in logs.items() if self._is_own_number(value)]
+        shares = [logs[name] * tf.cast(self.share, logs[name].dtype) for name in own]
+        sums = self._metrics.allreduce(shares, threshold=np.iinfo(np.int64).max)
+        return {**logs, **dict(zip(own, sums, strict=True))}
+
+    def _is_own_number(self, value: Any) -> bool:
+        if not isinstance(value, tf.Tensor) or any(value is one for one in self._global_numbers):
+            return False
+        return bool(value.shape.rank == 0 and value.dtype.is_floating)
 
     # Ranks without a sample of their own
 
@@ -257,25 +274,39 @@ class Step:
         return [(variable, tf.identity(variable.value)) for variable in variables]
 
     def _keep_only_what_counted(self, before: list[tuple[Any, tf.Tensor]]) -> None:
-        """Sets variables back to what they were, if this rank had no sample of its own."""
+        """Sets metrics back to what they were, if this rank had no sample of its own."""
+        for variable, value in before:
+            variable.assign(tf.where(self._has_samples, variable.value, value))
 
-        def restore() -> bool:
-            for variable, value in before:
-                variable.assign(value)
+    def _give_layers_state_of_samples(self) -> None:
+        """Gives a rank without samples the state of layers that the master has.
+
+        The master rank always has samples. Seeds stay: ranks draw different random numbers.
+        """
+        variables = [v for v in self._model.non_trainable_variables if not state.is_seed(v)]
+        if not variables or not self._can_be_empty:
+            return
+
+        def take() -> bool:
+            masters = [
+                v.value if world.is_master_rank() else tf.zeros_like(v.value) for v in variables
+            ]
+            sums = Channel("layers").allreduce(masters, threshold=np.iinfo(np.int64).max)
+            for variable, value in zip(variables, sums, strict=True):
+                variable.assign(tf.where(self._has_samples, variable.value, value))
             return True
 
-        if before:  # a branch that is not taken costs nothing, not even for large variables
-            tf.cond(self._has_samples, lambda: False, restore)
+        # All ranks take the same branch; the one that is not taken costs next to nothing.
+        tf.cond(self._some_have_none, take, lambda: False)
 
 
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
     """What `compute` makes of the state that metrics have over all ranks.
 
-    How the ranks' values of a variable combine is what it says itself (`aggregation`): those
-    of metrics add up unless they were made otherwise.
+    The ranks' values of a variable add up, unless it says itself (`aggregation`) that they are
+    to be averaged, or that the master's stands for all.
     """
-    variables = [variable for metric in metrics for variable in metric.variables]
-    combined = [v for v in variables if v.aggregation not in (None, "none")]
+    combined = [variable for metric in metrics for variable in metric.variables]
     values = []
     for variable in combined:
         value = tf.convert_to_tensor(variable.value)

@@ -50,6 +50,8 @@ def _become(command: list[str], rank: int, host: str, parent: int) -> NoReturn:
         os.setpgid(0, 0)
         _die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a script has started us with &
+        # mpiexec gives some ranks an input that never ends: reading it would wait for ever.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)
     except OSError as error:
         cause = f"cannot start {command[0]}: {error.strerror}"
