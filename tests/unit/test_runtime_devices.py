@@ -100,7 +100,6 @@ class Threading:
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "_size", 2)
     monkeypatch.setattr(world, "_places", (Place("host", cores(*range(16)), None),) * 2)
-    monkeypatch.setattr(devices, "core_limit", lambda: None)
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
