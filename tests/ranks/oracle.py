@@ -15,6 +15,13 @@ from tarantella.runtime import world
 
 SAMPLES = 13
 
+# How most tests compile a model for `classification_data`.
+CLASSIFICATION = {
+    "optimizer": "adam",
+    "loss": "sparse_categorical_crossentropy",
+    "metrics": ["accuracy"],
+}
+
 
 def classification_data(samples: int = SAMPLES, features: int = 5) -> tuple[Any, Any]:
     """Inputs and labels of three classes, in float64."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
+    CLASSIFICATION,
     assert_close,
     assert_trains_as_in_keras,
     batches,
@@ -21,12 +22,6 @@ import tarantella as tnt
 from tarantella.data import order, parts
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
-
-CLASSIFICATION = {
-    "optimizer": "adam",
-    "loss": "sparse_categorical_crossentropy",
-    "metrics": ["accuracy"],
-}
 
 
 def _train(fit_arguments: Any, **options: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
+    CLASSIFICATION,
     Decay,
     assert_close,
     assert_trains_as_in_keras,
@@ -20,12 +21,6 @@ from oracle import (
 import tarantella as tnt
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
-
-CLASSIFICATION = {
-    "optimizer": "adam",
-    "loss": "sparse_categorical_crossentropy",
-    "metrics": ["accuracy"],
-}
 
 
 def _evaluated(model: keras.Model) -> list[Any]:

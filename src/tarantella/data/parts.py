@@ -82,11 +82,6 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
 
 
-def is_distributed(dataset: Any) -> bool:
-    """Whether the elements of a dataset are parts already."""
-    return isinstance(dataset, tf.data.Dataset) and isinstance(dataset.element_spec, Part)
-
-
 def distribute(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
     """The dataset of this rank's parts of the batches of `dataset`."""
 
