@@ -14,6 +14,7 @@ from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_mas
 
 if TYPE_CHECKING:
     from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
+    from tarantella.keras.distributed import distribute_dataset
     from tarantella.keras.model import Model, ParallelStrategy, Sequential
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
+    "distribute_dataset",
     "get_master_rank",
     "get_rank",
     "get_size",
@@ -41,10 +43,13 @@ _HOME = {
     "allreduce": "tarantella.comm.collectives",
     "barrier": "tarantella.comm.collectives",
     "broadcast": "tarantella.comm.collectives",
+    "distribute_dataset": "tarantella.keras.distributed",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "keras":
+        return import_module("tarantella.keras")
     if name not in _HOME:
         raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
@@ -53,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "keras"})
 
 
 def init() -> None:

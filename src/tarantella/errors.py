@@ -4,6 +4,9 @@
 class TarantellaError(Exception):
     """Base of every error that Tarantella raises on purpose."""
 
+    # From a tf.function, TensorFlow raises an error of its own instead, unless told not to.
+    ag_pass_through = True
+
 
 class InputError(TarantellaError, ValueError):
     """Something the user passed in cannot work; the message names it and the way out."""

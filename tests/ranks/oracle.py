@@ -72,14 +72,18 @@ def assert_trains_as_in_keras(
     atol: float = 1e-12,
     second_fit: bool = True,
     then: Callable[[keras.Model], Any] | None = None,
+    arguments_on_ranks: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
     """Trains twice, as plain Keras and as a tnt.Model, and compares weights and all logs.
 
     Each time two epochs, and a second `fit` of one more; `then` may go on with the model and
-    return what is to be compared too.
+    return what is to be compared too. The `fit` of the tnt.Model gets `arguments_on_ranks`, if
+    they are others.
     """
 
-    def train(wrap: Callable[[keras.Model], keras.Model]) -> tuple[Any, ...]:
+    def train(
+        wrap: Callable[[keras.Model], keras.Model], fit_arguments: Callable[[], dict[str, Any]]
+    ) -> tuple[Any, ...]:
         keras.utils.clear_session()
         keras.utils.set_random_seed(42)
         model = wrap(make_model())
@@ -90,15 +94,15 @@ def assert_trains_as_in_keras(
         more = then(model) if then else None
         return first, second, [np.array(weight) for weight in model.weights], more
 
-    expected = _computed_by_master(lambda: train(lambda model: model))
-    actual = train(tnt.Model)
+    expected = computed_by_master(lambda: train(lambda model: model, fit_arguments))
+    actual = train(tnt.Model, arguments_on_ranks or fit_arguments)
     for ours, keras_own in zip(actual[:3], expected[:3], strict=True):
         assert_close(ours, keras_own, tolerance, atol)
     if then:
         assert_close(actual[3], expected[3], tolerance, atol)
 
 
-def _computed_by_master(compute: Callable[[], Any]) -> Any:
+def computed_by_master(compute: Callable[[], Any]) -> Any:
     """One rank is enough for what needs no other, and leaves the cores to it."""
     result = compute() if tnt.is_master_rank() else None
     if tnt.get_size() == 1:

@@ -19,7 +19,8 @@ from oracle import (
 )
 
 import tarantella as tnt
-from tarantella.data import order, parts
+from tarantella.data import parts
+from tarantella.keras.feed import Feed
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
 
@@ -126,11 +127,10 @@ def test_py_dataset() -> None:
     _train(lambda: {"x": Batches()})
 
 
-def _everyones_batches(dataset: tf.data.Dataset) -> list[np.ndarray]:
+def _everyones_batches(feed: Feed) -> list[np.ndarray]:
     """What all ranks are given in each step, put together."""
-    mine = parts.distribute(order.with_common_order(dataset), tnt.get_rank(), tnt.get_size())
     result = []
-    for part in mine:
+    for part in feed.get_tf_dataset():
         count = int(part.count)
         sizes = [int(size) for size in tnt.allgather(np.int64(count))]
         assert max(sizes) - min(sizes) <= 1
@@ -142,8 +142,8 @@ def _everyones_batches(dataset: tf.data.Dataset) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_unseeded_shuffle_is_the_same_on_all_ranks_and_anew_each_epoch(size: int) -> None:
     dataset = tf.data.Dataset.range(20).shuffle(20).map(lambda i: i + 1).batch(size).prefetch(2)
-    common = order.with_common_order(dataset)
-    epochs = [np.concatenate(_everyones_batches(common)) for _ in range(2)]
+    feed = Feed.of(dataset)
+    epochs = [np.concatenate(_everyones_batches(feed)) for _ in range(2)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(1, 21))
     assert list(epochs[0]) != list(epochs[1])
@@ -157,7 +157,7 @@ def test_order_that_was_left_free_is_fixed() -> None:
         .interleave(tf.data.Dataset.from_tensors, 4, num_parallel_calls=4, deterministic=False)
         .batch(7)
     )
-    assert list(np.concatenate(_everyones_batches(dataset))) == list(range(40))
+    assert list(np.concatenate(_everyones_batches(Feed.of(dataset)))) == list(range(40))
 
 
 def test_the_order_goes_on_in_a_second_fit() -> None:
@@ -189,12 +189,10 @@ def test_the_order_goes_on_in_a_second_fit() -> None:
     assert orders[0] != orders[1]
 
 
-def test_shuffle_inside_a_function_asks_for_a_seed() -> None:
-    dataset = tf.data.Dataset.range(4).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3))
-    model = tnt.Model(small_model())
-    model.compile(**CLASSIFICATION)
-    with pytest.raises(ValueError, match="seed"):
-        model.fit(dataset.batch(2))
+def test_shuffle_inside_a_function_is_the_same_on_all_ranks() -> None:
+    dataset = tf.data.Dataset.range(4).flat_map(lambda i: tf.data.Dataset.range(9).shuffle(9))
+    seen = np.concatenate(_everyones_batches(Feed.of(dataset.batch(9))))
+    assert sorted(seen[:9]) == list(range(9))
 
 
 def test_dataset_that_is_not_batched_says_so() -> None:
@@ -216,7 +214,8 @@ def test_ragged_and_sparse_batches() -> None:
     sparse = tf.sparse.from_dense(np.eye(4))
     dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).ragged_batch(3)
     rank, size = tnt.get_rank(), tnt.get_size()
-    for part, whole in zip(parts.distribute(dataset, rank, size), dataset, strict=True):
+    feed = Feed.of(dataset)
+    for part, whole in zip(feed.get_tf_dataset(), dataset, strict=True):
         begin, count = parts.bounds(int(part.total), rank, size)
         if count:
             assert part.data[0].to_list() == whole[0].to_list()[begin : begin + count]

@@ -84,7 +84,10 @@ def test_order_is_fixed_through(name: str) -> None:
         return DOWNSTREAM[name](tf.data.Dataset.range(20).shuffle(20))
 
     original = build()
-    first, second = with_common_order(original), with_common_order(build())
+    order._uses = itertools.count()
+    first = with_common_order(original)
+    order._uses = itertools.count()  # as on another rank
+    second = with_common_order(build())
     assert first.element_spec == original.element_spec
     assert int(first.cardinality()) == int(original.cardinality())
     assert _texts(first) == _texts(second)
@@ -123,9 +126,51 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
     assert _texts(once) == _texts(once)
 
 
-def test_unseeded_shuffle_inside_a_function_is_refused() -> None:
-    dataset = tf.data.Dataset.range(3).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3))
-    with pytest.raises(InputError, match="Give it one"):
+FREE: dict[str, Callable[[], tf.data.Dataset]] = {
+    "shuffle in a function": lambda: tf.data.Dataset.range(3).flat_map(
+        lambda i: tf.data.Dataset.range(20).shuffle(20)
+    ),
+    "draws in a filter": lambda: tf.data.Dataset.range(40).filter(
+        lambda i: tf.random.uniform([]) < 0.5
+    ),
+    "random": lambda: tf.data.Dataset.random().take(9),
+    "sample_from_datasets": lambda: tf.data.Dataset.sample_from_datasets(
+        [tf.data.Dataset.range(20), tf.data.Dataset.range(50, 70)]
+    ),
+    "rejection_resample": lambda: (
+        tf.data.Dataset.range(60)
+        .map(lambda i: i % 3)
+        .rejection_resample(lambda i: tf.cast(i, tf.int32), [0.5, 0.3, 0.2])
+        .map(lambda _, i: i)
+    ),
+    "two shuffles": lambda: tf.data.Dataset.zip(
+        tf.data.Dataset.range(30).shuffle(30), tf.data.Dataset.range(30).shuffle(30)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_is_left_to_chance_is_the_same_on_all_ranks(name: str) -> None:
+    def on_a_rank() -> list[str]:
+        order._uses = itertools.count()
+        common = with_common_order(FREE[name]())
+        return _texts(common) + _texts(common)
+
+    assert on_a_rank() == on_a_rank()
+
+
+def test_two_shuffles_are_not_alike() -> None:
+    pairs = _elements(with_common_order(FREE["two shuffles"]()))
+    assert any(one != other for one, other in pairs)
+
+
+def test_free_order_inside_a_function_is_refused() -> None:
+    dataset = tf.data.Dataset.range(3).flat_map(
+        lambda i: tf.data.Dataset.range(3).map(
+            lambda k: k, num_parallel_calls=2, deterministic=False
+        )
+    )
+    with pytest.raises(InputError, match="set `deterministic=True` there"):
         with_common_order(dataset.batch(2))
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tarantella.data import parts
+from tarantella.data.split import cut
 from tarantella.errors import InputError
 
 
@@ -49,7 +50,7 @@ Named = namedtuple("Named", "a b")
 )
 def test_structure_is_kept(element: Any) -> None:
     dataset = tf.data.Dataset.range(5).map(element).batch(3)
-    distributed = parts.distribute(dataset, 0, 2)
+    distributed = cut(dataset, 0, 2).parts
     assert isinstance(distributed.element_spec, parts.Part)
     assert not isinstance(dataset.element_spec, parts.Part)
     data_spec = distributed.element_spec.data
@@ -62,20 +63,20 @@ def test_structure_is_kept(element: Any) -> None:
 
 def test_static_shapes_stay_static() -> None:
     dataset = tf.data.Dataset.range(12).batch(5, drop_remainder=True)
-    assert parts.distribute(dataset, 0, 2).element_spec.data.shape == (3,)
-    assert parts.distribute(dataset, 1, 2).element_spec.data.shape == (2,)
+    assert cut(dataset, 0, 2).parts.element_spec.data.shape == (3,)
+    assert cut(dataset, 1, 2).parts.element_spec.data.shape == (2,)
 
 
 def test_cardinality_is_known_where_it_was() -> None:
     dataset = tf.data.Dataset.range(10)
-    assert int(parts.distribute(dataset.batch(3), 0, 2).cardinality()) == 4
-    infinite = parts.distribute(dataset.repeat().batch(3), 0, 2)
+    assert int(cut(dataset.batch(3), 0, 2).parts.cardinality()) == 4
+    infinite = cut(dataset.repeat().batch(3), 0, 2).parts
     assert int(infinite.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
 def test_a_dataset_without_batches_is_refused() -> None:
     with pytest.raises(InputError, match=r"dataset\.batch\(batch_size\)"):
-        parts.distribute(tf.data.Dataset.range(3), 0, 2)
+        cut(tf.data.Dataset.range(3), 0, 2)
 
 
 def test_tensors_of_different_lengths_are_refused() -> None:
@@ -84,4 +85,4 @@ def test_tensors_of_different_lengths_are_refused() -> None:
         output_signature=(tf.TensorSpec((None,)), tf.TensorSpec((None,))),
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):
-        list(parts.distribute(dataset, 0, 2))
+        list(cut(dataset, 0, 2).parts)

@@ -21,9 +21,15 @@ _LONGEST_PAUSE = 1e-3
 
 def meet(communicator: Any) -> None:
     """Returns when every rank has called it; at once where each has cores of its own."""
+    if ranks_share_cores():
+        wait(communicator.Ibarrier())
+
+
+def wait(request: Any) -> None:
+    """Waits for a request to be done; on a core that other ranks need, without holding it."""
     if not ranks_share_cores():
+        request.Wait()
         return
-    request = communicator.Ibarrier()
     for _ in range(_LOOKS_AT_ONCE):
         if request.Test():
             return

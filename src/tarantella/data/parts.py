@@ -12,6 +12,12 @@ import tensorflow as tf
 
 from tarantella.errors import InputError
 
+NOT_BATCHED = (
+    "The dataset has no batch dimension. Batch it with the global batch size: "
+    "`dataset = dataset.batch(batch_size)`."
+)
+DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
+
 
 class Part(NamedTuple):
     """What one rank works on in one step.
@@ -44,10 +50,7 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     """The part of `rank` in a global batch of tensors, ragged or sparse tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if _is_batched(leaf)]
     if not leaves:
-        raise InputError(
-            "The dataset has no batch dimension. Batch it with the global batch size: "
-            "`dataset = dataset.batch(batch_size)`."
-        )
+        raise InputError(NOT_BATCHED)
     known_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(known_totals) > 1:
         raise InputError(
@@ -61,7 +64,7 @@ def cut(batch: Any, rank: int, size: int) -> Part:
             tf.debugging.assert_equal(
                 _rows(leaf),
                 total,
-                message="The tensors of a batch have different numbers of samples.",
+                message=DIFFERENT_SIZES,
             )
             for leaf in leaves[1:]
         ]
@@ -82,25 +85,28 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
 
 
-def distribute(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    """The dataset of this rank's parts of the batches of `dataset`."""
+def whole(batch: Any) -> Part:
+    """A batch of which all samples are this rank's."""
+    return cut(batch, 0, 1)
 
-    @tf.autograph.experimental.do_not_convert
-    def part_of(*element: Any) -> Part:
-        # map() passes the members of a tuple one by one
-        is_tuple = type(dataset.element_spec) is tuple
-        return cut(element if is_tuple else element[0], rank, size)
 
-    parts = dataset.map(part_of, num_parallel_calls=tf.data.AUTOTUNE)
-    options = tf.data.Options()
-    # Every rank must meet the same batches in the same order.
-    options.deterministic = True
-    return parts.prefetch(tf.data.AUTOTUNE).with_options(options)
+def is_batched(spec: Any) -> bool:
+    """Whether all tensors of an element are known to have a first dimension."""
+    return all(_rank(leaf) not in (None, 0) for leaf in tf.nest.flatten(spec))
+
+
+def has_scalars(spec: Any) -> bool:
+    """Whether a tensor of an element has no dimension at all."""
+    return any(_rank(leaf) == 0 for leaf in tf.nest.flatten(spec))
+
+
+def _rank(leaf: Any) -> int | None:
+    rank: int | None = getattr(leaf, "shape", tf.TensorShape(None)).rank
+    return rank
 
 
 def _is_batched(leaf: Any) -> bool:
-    rank = getattr(leaf, "shape", tf.TensorShape(None)).rank
-    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and rank != 0
+    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and _rank(leaf) != 0
 
 
 def _rows(leaf: Any) -> tf.Tensor:

@@ -2,49 +2,123 @@
 
 from __future__ import annotations
 
-import weakref
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
-from tarantella.data import order, parts
+from tarantella.comm import collectives
+from tarantella.comm.agreement import check_same
+from tarantella.data import arrays, order, parts, randomness
+from tarantella.data.parts import Part
+from tarantella.data.split import Split, cut, find_batch_size, split
+from tarantella.data.steps import Steps
+from tarantella.errors import InputError
 from tarantella.keras import internals
 from tarantella.runtime import world
 
-# A dataset that is used again goes on with its sequence of shuffles, as in Keras.
-_common: weakref.WeakKeyDictionary[tf.data.Dataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
-
 
 class Feed(internals.DataAdapter):
-    """A Keras data adapter of this rank's parts of the batches of another one."""
+    """A Keras data adapter of this rank's parts of the batches of another one.
 
-    def __init__(self, adapter: Any) -> None:
+    Args:
+        adapter: Keras's adapter of the data.
+        own: This rank's parts.
+        own_data: Whether the data are this rank's own, and not the same on all ranks.
+    """
+
+    def __init__(self, adapter: Any, own: Split, own_data: bool = False) -> None:
         self._adapter = adapter
-        with order.common_seed():
-            dataset = adapter.get_tf_dataset()
-        self._dataset = parts.distribute(dataset, world.get_rank(), world.get_size())
+        check_same(_described(own.parts.element_spec.data), "the data")
+        self._steps = Steps(own, own_data)
+        self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
+        self._draws_alike = internals.draws_in_python(adapter) and not own_data
 
     @classmethod
-    def of(cls, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
-        """The feed of what was passed to `fit`, `evaluate` or `predict`."""
+    def of(
+        cls,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        micro_batch_size: int | None = None,
+        distribute: bool = True,
+        **options: Any,
+    ) -> Feed:
+        """The feed of what was passed to `fit`, `evaluate` or `predict`.
+
+        Args:
+            x: The data, in batches of the global size.
+            y: Targets.
+            sample_weight: Weights.
+            micro_batch_size: How many samples of a batch each rank gets.
+            distribute: Whether all ranks pass the same data, and each works on its part of
+                every batch; otherwise the batches are this rank's own already.
+            **options: More arguments of Keras's data adapters.
+        """
+        x = getattr(x, "feed", x)  # of a DistributedDataset
         if isinstance(x, Feed):
             return x
+        ranks = world.get_size() if distribute else 1
+        x, options = in_batches(x, micro_batch_size, options, ranks)
         if isinstance(x, tf.data.Dataset):
-            x = _in_common_order(x)
-            options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
-        return cls(internals.data_adapters.get_data_adapter(x, y, sample_weight, **options))
+            return cls._of_dataset(x, y, sample_weight, distribute, options)
+        adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
+        if not distribute:
+            return cls(adapter, _whole(adapter.get_tf_dataset()), own_data=True)
+        if internals.is_array_adapter(adapter) and arrays.can_take(internals.arrays_of(adapter)):
+            return cls(adapter, _rows_of_arrays(adapter))
+        if internals.draws_in_python(adapter):
+            randomness.share()
+        with order.common_seed():
+            dataset = adapter.get_tf_dataset()
+        return cls(adapter, cut(dataset, world.get_rank(), world.get_size()))
+
+    @classmethod
+    def _of_dataset(
+        cls,
+        dataset: tf.data.Dataset,
+        y: Any,
+        sample_weight: Any,
+        distribute: bool,
+        options: dict[str, Any],
+    ) -> Feed:
+        options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
+        class_weight = options.pop("class_weight", None)
+        adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
+        if find_batch_size(dataset) is None and parts.has_scalars(dataset.element_spec):
+            raise InputError(parts.NOT_BATCHED)
+        own = _split_once(dataset) if distribute else _whole(dataset)
+        if class_weight is not None:
+            own = _with_class_weights(own, class_weight)
+        return cls(adapter, own, own_data=not distribute)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Tells of a difference between the ranks' data in words of ours, not TensorFlow's."""
+        try:
+            yield
+        except Exception:
+            if self._steps.problem is None:
+                raise
+            raise self._steps.problem from None
 
     @property
     def spec(self) -> Any:
         """The structure of the data of one part."""
-        return self._dataset.element_spec.data
+        return self._steps.dataset.element_spec.data
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        return self._dataset
+        return self._steps.dataset
 
     @property
     def num_batches(self) -> int | None:
-        return self._adapter.num_batches
+        return self._num_batches
 
     @property
     def batch_size(self) -> int | None:
@@ -59,16 +133,133 @@ class Feed(internals.DataAdapter):
         return self._adapter.partial_batch_size
 
     def on_epoch_begin(self) -> None:
+        if self._draws_alike:
+            randomness.share()
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
+        if self._draws_alike:
+            randomness.share()
         self._adapter.on_epoch_end()
 
 
-def _in_common_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    if dataset not in _common:
-        common = order.with_common_order(dataset)
-        if common is dataset:  # to keep it here would keep it for ever
-            return dataset
-        _common[dataset] = common
-    return _common[dataset]
+def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
+    """The data to train on and the last part of them, to validate with; as Keras splits them."""
+    split_by_keras = internals.array_slicing.train_validation_split
+    if not arrays.can_take(data):
+        return split_by_keras(data, validation_split=fraction)
+    samples = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None).shape[0]
+    numbers, _ = split_by_keras(np.arange(samples), validation_split=fraction)
+    return arrays.split(data, len(numbers))
+
+
+def in_batches(
+    x: Any, micro_batch_size: int | None, options: dict[str, Any], ranks: int
+) -> tuple[Any, dict[str, Any]]:
+    """The data and options with the batch size that a micro-batch size asks for.
+
+    Args:
+        x: Data as passed to `fit`.
+        micro_batch_size: How many samples of a batch each rank is to get; None: not stated.
+        options: Arguments for Keras's data adapters, `batch_size` among them.
+        ranks: How many ranks share a batch.
+    """
+    batch_size = options.get("batch_size")
+    if batch_size is not None:
+        _require_size("batch_size", batch_size)
+    if micro_batch_size is None:
+        return x, options
+    wanted = _require_size("tnt_micro_batch_size", micro_batch_size) * ranks
+    if isinstance(x, tf.data.Dataset):
+        batch_size = find_batch_size(x)
+        if batch_size is None:
+            return x.batch(wanted), options
+    elif not internals.is_arrays(x):
+        raise InputError(
+            f"tnt_micro_batch_size cannot be used with a {type(x).__name__}, which comes in "
+            "batches already: leave it out, and make the batches of the global size."
+        )
+    elif batch_size is None:
+        return x, {**options, "batch_size": wanted}
+    if batch_size != wanted:
+        shared = f"{ranks} ranks, each with" if ranks > 1 else "a rank with"
+        raise InputError(
+            f"tnt_micro_batch_size={micro_batch_size} contradicts the batch size {batch_size}: "
+            f"{shared} {micro_batch_size} samples of a batch, make {wanted}. Leave one of them "
+            "out, or make them fit."
+        )
+    return x, options
+
+
+def _require_size(name: str, value: Any) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        size = 0
+    if size < 1 or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; it must be a whole number of samples, 1 or more.")
+    return size
+
+
+def _split_once(dataset: tf.data.Dataset) -> Split:
+    """The parts of a dataset; those of the first time, if it is used again.
+
+    So its shuffles go on with their sequence of orders, as in Keras. The dataset itself keeps
+    its parts, which live as long as it does.
+    """
+    attributes = vars(dataset)
+    if "_tnt_split" not in attributes:
+        attributes["_tnt_split"] = split(dataset, world.get_rank(), world.get_size())
+    own: Split = attributes["_tnt_split"]
+    return own
+
+
+def _whole(dataset: tf.data.Dataset) -> Split:
+    """Batches that are all this rank's own."""
+
+    @tf.autograph.experimental.do_not_convert
+    def part_of(*batch: Any) -> Part:
+        return parts.whole(batch if type(dataset.element_spec) is tuple else batch[0])
+
+    return Split(dataset.map(part_of))
+
+
+def _rows_of_arrays(adapter: Any) -> Split:
+    """This rank's rows of arrays, in the order that Keras gives them."""
+    rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
+    with order.common_seed():
+        indices = internals.index_adapter(adapter).get_tf_dataset()
+    own = cut(indices, world.get_rank(), world.get_size())
+
+    @tf.autograph.experimental.do_not_convert
+    def with_rows(part: Part) -> Part:
+        return part._replace(data=rows.take(part.data))
+
+    return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
+    weigh = internals.class_weight_map(class_weight)
+
+    @tf.autograph.experimental.do_not_convert
+    def weighted(part: Part) -> Part:
+        return part._replace(data=weigh(*part.data))
+
+    return replace(own, parts=own.parts.map(weighted))
+
+
+def _described(spec: Any) -> Any:
+    """What must be the same on all ranks about the structure of the data."""
+
+    def describe(leaf: Any) -> str:
+        shape = getattr(leaf, "shape", None)
+        inner = list(shape[1:]) if shape is not None and shape.rank else shape
+        return f"{type(leaf).__name__} {getattr(leaf, 'dtype', leaf)} {inner}"
+
+    return tf.nest.map_structure(describe, spec)
+
+
+def _most(batches: int | None) -> int | None:
+    """The largest number of batches that any rank has; None if one does not know."""
+    numbers = [int(n) for n in collectives.allgather(np.int64(-1 if batches is None else batches))]
+    return None if -1 in numbers else max(numbers)

@@ -14,29 +14,42 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
+from keras.src import api_export, backend
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 
 __all__ = [
     "BaseOptimizer",
     "DataAdapter",
     "activity_losses_are_sums",
     "array_slicing",
+    "arrays_of",
     "build_metric",
+    "class_weight_map",
     "data_adapter_utils",
     "data_adapters",
+    "draws_in_python",
     "flat_layers",
     "give_losses",
     "in_stateless_scope",
+    "index_adapter",
+    "is_array_adapter",
+    "is_arrays",
     "keras_mask",
     "mask_epsilon",
     "merged_sample_weight",
     "replaced",
+    "save_as",
     "set_keras_mask",
     "take_losses",
     "wrapped_methods",
@@ -71,6 +84,41 @@ def wrapped_reduction(wrap: Callable[[Any], Any]) -> list[Replacement]:
     """The replacement for the function with which every Keras loss reduces its values."""
     name = "reduce_weighted_values"
     return [(loss_module, name, wrap(vars(loss_module)[name]))]
+
+
+# Data
+
+
+def is_arrays(x: Any) -> bool:
+    """Whether Keras takes data for a structure of arrays, which it makes batches of itself."""
+    return bool(data_adapters.array_data_adapter.can_convert_arrays((x,)))
+
+
+def is_array_adapter(adapter: Any) -> bool:
+    """Whether a data adapter is that of arrays."""
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def arrays_of(adapter: Any) -> Any:
+    """The arrays of such an adapter: x, (x, y) or (x, y, sample_weight)."""
+    return adapter._inputs
+
+
+def index_adapter(adapter: Any) -> Any:
+    """An adapter that gives the numbers of the rows that such an adapter gives."""
+    return ArrayDataAdapter(
+        np.arange(adapter._num_samples), batch_size=adapter._batch_size, shuffle=adapter._shuffle
+    )
+
+
+def draws_in_python(adapter: Any) -> bool:
+    """Whether the batches come from Python code, which may draw random numbers for them."""
+    return isinstance(adapter, (GeneratorDataAdapter, PyDatasetAdapter, TorchDataLoaderAdapter))
+
+
+def class_weight_map(class_weight: dict[int, float]) -> Callable[..., Any]:
+    """The function of (x, y) with which Keras gives samples the weights of their classes."""
+    return make_class_weight_map_fn(class_weight)
 
 
 def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any) -> Any:
@@ -140,3 +188,10 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Attaches a mask to a layer's output."""
     if mask is not None:
         tensor._keras_mask = mask
+
+
+def save_as(cls: type, plain: type) -> None:
+    """Makes objects of a class of ours be saved as if they were of the user's class."""
+    for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
+        if plain in names:
+            names[cls] = names[plain]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tarantella.comm import collectives
@@ -16,11 +15,13 @@ from tarantella.comm.graph import Channel
 from tarantella.data import parts
 from tarantella.data.parts import Part
 from tarantella.errors import InputError
-from tarantella.keras import internals, state
+from tarantella.keras import internals, prediction, state
 from tarantella.keras.compiled import call_compiled
-from tarantella.keras.feed import Feed
+from tarantella.keras.distributed import DistributedDataset
+from tarantella.keras.feed import Feed, in_batches, split_for_validation
 from tarantella.keras.step import Step, current, global_results
 from tarantella.runtime import world
+from tarantella.runtime.log import LOGGER
 from tarantella.runtime.output import rank_output, shows_output
 
 
@@ -64,8 +65,7 @@ class RankSteps(keras.Model):
             return super().predict_step(data)
         with self._compiled_calls():
             outputs = super().predict_step(data.data)
-        rows = tf.nest.map_structure(lambda output: output[: data.count], outputs)
-        return rows, tf.expand_dims(data.count, 0)
+        return prediction.own_rows(outputs, data.count)
 
     def get_metrics_result(self) -> dict[str, Any]:
         if world.get_size() == 1 or internals.in_stateless_scope():
@@ -173,6 +173,11 @@ class Model(keras.Model):
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
+        *,
+        tnt_micro_batch_size: int | None = None,
+        tnt_validation_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
+        tnt_distribute_validation_dataset: bool = True,
     ) -> Any:
         """Trains the model on all ranks, as `keras.Model.fit` does in one process.
 
@@ -180,21 +185,33 @@ class Model(keras.Model):
             x: Data as Keras takes it, the same on all ranks, in batches of the global size.
             y: Targets.
             batch_size: Size of the global batch, when `x` is not in batches already.
+            tnt_micro_batch_size: How many samples of a batch each rank gets. A dataset that is
+                not batched is batched with it; in any other case it must fit the batch size.
+            tnt_validation_micro_batch_size: The same for the validation data.
+            tnt_distribute_dataset: False if every rank passes its own part of the data: a
+                step is then made of one batch of each rank. Ranks that run out of batches
+                before the others wait for these.
+            tnt_distribute_validation_dataset: The same for the validation data.
 
         All other arguments are those of Keras. Returns the `History`, with the logs of the
         global batches, on every rank.
         """
         self._require_compiled("fit")
         if world.get_size() == 1:
+            x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
+            validation_data, validation_batch_size = _alone(
+                validation_data, validation_batch_size, tnt_validation_micro_batch_size
+            )
             return super().fit(
                 x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,
                 shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch,
                 validation_steps, validation_batch_size, validation_freq,
             )  # fmt: skip
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = internals.array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=validation_split
+            (x, y, sample_weight), validation_data = split_for_validation(
+                (x, y, sample_weight), validation_split
             )
+        _tell_of_own_data("training", tnt_distribute_dataset)
         feed = Feed.of(
             x,
             y,
@@ -203,25 +220,34 @@ class Model(keras.Model):
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
             class_weight=class_weight,
+            micro_batch_size=tnt_micro_batch_size,
+            distribute=tnt_distribute_dataset,
         )
+        validation = None
         if validation_data is not None:
-            validation_data = Feed.of(
+            _tell_of_own_data("validation", tnt_distribute_validation_dataset)
+            if not validation_batch_size and not tnt_validation_micro_batch_size:
+                validation_batch_size = batch_size or (tnt_micro_batch_size and feed.batch_size)
+            validation = Feed.of(
                 *keras.utils.unpack_x_y_sample_weight(validation_data),
-                batch_size=validation_batch_size or batch_size,
+                batch_size=validation_batch_size,
                 steps_per_epoch=validation_steps,
+                micro_batch_size=tnt_validation_micro_batch_size,
+                distribute=tnt_distribute_validation_dataset,
             )
         self._start_from_master(feed)
-        return super().fit(
-            feed,
-            epochs=epochs,
-            verbose=verbose if shows_output() else 0,
-            callbacks=callbacks,
-            validation_data=validation_data,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
-        )
+        with feed.explaining(), validation.explaining() if validation else nullcontext():
+            return super().fit(
+                feed,
+                epochs=epochs,
+                verbose=verbose if shows_output() else 0,
+                callbacks=callbacks,
+                validation_data=validation,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_freq=validation_freq,
+            )
 
     @rank_output()
     def evaluate(
@@ -234,28 +260,42 @@ class Model(keras.Model):
         steps: int | None = None,
         callbacks: Any = None,
         return_dict: bool = False,
+        *,
+        tnt_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
         **kwargs: Any,
     ) -> Any:
         """The metrics over the whole dataset, computed by all ranks and known to each.
 
-        Takes the arguments of `keras.Model.evaluate`.
+        Takes the arguments of `keras.Model.evaluate`, and two that `fit` explains.
         """
         self._require_compiled("evaluate")
         if world.get_size() == 1:
+            x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             return super().evaluate(
                 x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, **kwargs
             )
-        feed = Feed.of(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+        _tell_of_own_data("evaluation", tnt_distribute_dataset)
+        feed = Feed.of(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps,
+            micro_batch_size=tnt_micro_batch_size,
+            distribute=tnt_distribute_dataset,
+        )
         if not kwargs:  # `fit` calls with a mark of its own, and has built the model
             self._start_from_master(feed, again=False)
-        return super().evaluate(
-            feed,
-            verbose=verbose if shows_output() else 0,
-            steps=steps,
-            callbacks=callbacks,
-            return_dict=return_dict,
-            **kwargs,
-        )
+        with feed.explaining():
+            return super().evaluate(
+                feed,
+                verbose=verbose if shows_output() else 0,
+                steps=steps,
+                callbacks=callbacks,
+                return_dict=return_dict,
+                **kwargs,
+            )
 
     @rank_output()
     def predict(
@@ -265,22 +305,33 @@ class Model(keras.Model):
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
+        *,
+        tnt_micro_batch_size: int | None = None,
     ) -> Any:
         """The predictions for the whole dataset, computed by all ranks and known to each.
 
-        Takes the arguments of `keras.Model.predict`.
+        Takes the arguments of `keras.Model.predict`, and one that `fit` explains.
         """
         if world.get_size() == 1:
+            x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             return super().predict(x, batch_size, verbose, steps, callbacks)
-        feed = Feed.of(x, batch_size=batch_size, steps_per_epoch=steps)
-        self._start_from_master(feed, again=False)
-        rows, counts = super().predict(
-            feed,
-            verbose=verbose if shows_output() else 0,
-            steps=steps,
-            callbacks=callbacks,
+        feed = Feed.of(
+            x,
+            batch_size=batch_size,
+            steps_per_epoch=steps,
+            micro_batch_size=tnt_micro_batch_size,
         )
-        return in_global_order(rows, counts)
+        self._start_from_master(feed, again=False)
+        verbose = verbose if shows_output() else 0
+        if not callbacks:
+            with feed.explaining(), prediction.kept_rows(self) as rows:
+                super().predict(feed, verbose=verbose, steps=steps)
+            return rows.together()
+        with feed.explaining(), prediction.gathered_rows(self):
+            callbacks = prediction.stopping_together(callbacks)
+            outputs = super().predict(feed, verbose=verbose, steps=steps, callbacks=callbacks)
+        prediction.end_together()
+        return outputs
 
     # Single batches
 
@@ -322,9 +373,8 @@ class Model(keras.Model):
         if world.get_size() == 1:
             return super().predict_on_batch(x)
         part = self._part((x,))
-        with self._given("predict_function", [part]):
-            rows, counts = super().predict_on_batch(x)
-        return in_global_order(rows, counts)
+        with self._given("predict_function", [part]), prediction.gathered_rows(self):
+            return super().predict_on_batch(x)
 
     def _part(self, batch: tuple[Any, ...]) -> Part:
         tensors = tf.nest.map_structure(
@@ -413,6 +463,18 @@ class Sequential(Model):
         return _distributed(keras.Sequential(layers, trainable=trainable, name=name))
 
 
+def _alone(x: Any, batch_size: int | None, micro_batch_size: int | None) -> tuple[Any, int | None]:
+    """The data of a rank without others, whose micro-batches are the batches."""
+    x = getattr(x, "dataset", x) if isinstance(x, DistributedDataset) else x
+    x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, ranks=1)
+    return x, options["batch_size"]
+
+
+def _tell_of_own_data(purpose: str, distribute: bool) -> None:
+    if not distribute:
+        LOGGER.info("The %s data are not distributed: each rank works on its own.", purpose)
+
+
 def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA) -> Model:
     if isinstance(model, Model):
         raise InputError(
@@ -477,35 +539,3 @@ def view(model: keras.Model, cls: type[Any]) -> Any:
     vars(blank).update(vars(model))
     vars(blank).update(bound)
     return blank
-
-
-def in_global_order(rows: Any, counts: np.ndarray) -> Any:
-    """Puts the ranks' rows together in the order of the samples.
-
-    Args:
-        rows: This rank's rows, a structure of arrays, those of all its steps behind each other.
-        counts: How many of them each step gave.
-    """
-    everyones_counts = np.stack(collectives.allgather(np.asarray(counts)), axis=1)
-    starts = np.cumsum(everyones_counts.T.ravel()) - everyones_counts.T.ravel()
-    starts = starts.reshape(everyones_counts.T.shape).T
-    order = np.concatenate(
-        [
-            np.arange(start, start + count)
-            for step_starts, step_counts in zip(starts, everyones_counts, strict=True)
-            for start, count in zip(step_starts, step_counts, strict=True)
-        ]
-    )
-
-    def reorder(leaf: Any) -> Any:
-        flat = tf.nest.flatten(leaf, expand_composites=True)
-        gathered = zip(*[collectives.allgather(component) for component in flat], strict=True)
-        everyones = [
-            tf.nest.pack_sequence_as(leaf, list(components), expand_composites=True)
-            for components in gathered
-        ]
-        if isinstance(leaf, np.ndarray):
-            return np.concatenate(everyones)[order]
-        return tf.gather(tf.concat(everyones, axis=0), order)
-
-    return tf.nest.map_structure(reorder, rows)

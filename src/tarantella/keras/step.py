@@ -26,9 +26,8 @@ import tensorflow as tf
 
 from tarantella.comm.graph import Channel
 from tarantella.data.parts import Part
-from tarantella.keras import internals, state
+from tarantella.keras import gradients, internals, state
 from tarantella.runtime import world
-from tarantella.runtime.configuration import configuration
 
 _SUMMING_REGULARIZERS = (
     keras.regularizers.L1,
@@ -175,30 +174,15 @@ class Step:
             grads = list(grads)
             if trainable_variables is not None:
                 trainable_variables = list(trainable_variables)
-                for gradient, variable in zip(grads, trainable_variables, strict=True):
-                    if isinstance(gradient, tf.Tensor):  # loops can lose the shape
-                        gradient.set_shape(variable.shape)
-            grads = self._sum_gradients(grads, weighted=id(optimizer) in self._weighted_for)
+                gradients.give_shapes(grads, trainable_variables)
+            if id(optimizer) not in self._weighted_for:
+                grads = gradients.weighted(grads, self.share)
             self._weighted_for.discard(id(optimizer))
+            grads = gradients.sum_over_ranks(grads, self._gradients)
             with self._outermost():
                 return apply(optimizer, grads, trainable_variables)
 
         return apply_sums
-
-    def _sum_gradients(self, gradients: list[Any], weighted: bool) -> list[Any]:
-        """The sums over the ranks, requested in the order in which backpropagation ends."""
-        if not weighted:
-            gradients = [None if g is None else _scaled(g, self.share) for g in gradients]
-        dense = [i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)]
-        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-        sums = list(gradients)
-        threshold = configuration().fusion_threshold_bytes
-        dense_sums = self._gradients.allreduce([gradients[i] for i in dense], threshold)
-        for i, total in zip(dense, dense_sums, strict=True):
-            sums[i] = total
-        for i in sparse:
-            sums[i] = self._gradients.concatenate(gradients[i])
-        return sums
 
     # Metrics
 
@@ -330,10 +314,3 @@ def _can_be_empty(part: Part) -> bool:
     leaves = [leaf for leaf in tf.nest.flatten(part.data) if leaf is not None]
     rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
     return bool(rows & {None, 1})
-
-
-def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)

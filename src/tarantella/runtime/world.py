@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Collectives that run at the same time need a communicator of their own each. Creating one is
 # collective too, so all are created at the start, in this order.
-PURPOSES = ("collectives", "gradients", "metrics", "losses", "layers", "control")
+PURPOSES = ("collectives", "gradients", "metrics", "losses", "layers", "data", "control")
 
 
 @dataclass(frozen=True)

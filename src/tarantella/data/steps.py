@@ -1,0 +1,242 @@
+"""The steps of all ranks, taken together: how large each is, and when they end.
+
+Before a rank takes a step it has to know how many samples all ranks have in it, and that
+none of them has come to its end. So each rank announces the numbers of a step as soon as
+its input pipeline has it ready, some steps ahead, and hears those of the others when it
+takes the step, by when they have long arrived.
+
+Only the announcing runs ahead in the pipeline, and it never waits. A dataset that is left
+in the middle leaves nothing behind but a few messages that are never read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm.waiting import wait
+from tarantella.data import pipeline
+from tarantella.data.parts import Part
+from tarantella.data.split import Split
+from tarantella.errors import InputError, MismatchError
+from tarantella.runtime import world
+
+_LARGEST_TAG = 2**15  # what every MPI library allows
+_ENDED = -1
+_GIVEN_UP = 2**62  # a step that no rank ever comes to
+
+_feeds = itertools.count()
+
+
+class Steps:
+    """The exchange of numbers between the ranks that go through the same data together.
+
+    Args:
+        split: This rank's parts. All ranks make their `Steps` in the same order.
+        own_data: Whether the ranks' data are their own, and a step is made of what each has
+            in it; otherwise they share batches, and must agree on how large these are.
+
+    Attributes:
+        dataset: The parts, each with the size of its step over all ranks.
+        problem: Why the ranks could not go on, if they could not.
+    """
+
+    def __init__(self, split: Split, own_data: bool = False) -> None:
+        self._own_data = own_data
+        self._padding = split.padding
+        self.problem: Exception | None = None
+        self.dataset = split.parts
+        if world.get_size() > 1:
+            self._exchange = _Exchange(everyone=own_data or split.padding is not None)
+            self._spec = split.parts.element_spec.data
+            self.dataset = self._agreed(split.parts)
+
+    def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
+        announced = tf.data.Dataset.zip((self._ended_by_a_mark(parts), self._passes())).map(
+            self._announce
+        )
+        agreed = (
+            announced.prefetch(tf.data.AUTOTUNE)
+            .map(self._hear)
+            .take_while(lambda numbers, box: numbers[0] != _ENDED)
+            # A `map` could be made parallel by TensorFlow, and then run ahead.
+            .scan(pipeline.empty_box(), self._unboxed)
+        )
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
+        return agreed.with_options(options)
+
+    def _ended_by_a_mark(self, parts: tf.data.Dataset) -> tf.data.Dataset:
+        """The numbers of each part, and the part in a box, which is empty at the end."""
+
+        @tf.autograph.experimental.do_not_convert
+        def boxed(part: Part) -> Any:
+            numbers = [tf.stack([part.count, part.total])]
+            if self._padding:
+                numbers.append(self._padding.sizes(part.data))
+            return tf.concat(numbers, 0), pipeline.boxed(self._spec, part.data)
+
+        @tf.autograph.experimental.do_not_convert
+        def mark(_: tf.Tensor) -> Any:
+            length = 2 + (self._padding.count if self._padding else 0)
+            numbers = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
+            return numbers, pipeline.empty_box()
+
+        end = tf.data.Dataset.range(1).map(mark)
+        return parts.map(boxed).concatenate(end.repeat() if self._own_data else end)
+
+    def _passes(self) -> tf.data.Dataset:
+        """Which pass over the data this is, for each step of it."""
+
+        @tf.autograph.experimental.do_not_convert
+        def begin(_: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(self._exchange.begin, [], tf.int64), ())
+
+        passes = tf.data.Dataset.range(1).map(begin)
+        return passes.flat_map(lambda number: tf.data.Dataset.from_tensors(number).repeat())
+
+    @tf.autograph.experimental.do_not_convert
+    def _announce(self, step: Any, pass_number: tf.Tensor) -> Any:
+        numbers, box = step
+        place = tf.numpy_function(self._exchange.announce, [pass_number, numbers], tf.int64)
+        return tf.ensure_shape(place, (2,)), tf.ensure_shape(numbers, numbers.shape), box
+
+    @tf.autograph.experimental.do_not_convert
+    def _hear(self, place: tf.Tensor, numbers: tf.Tensor, box: Any) -> Any:
+        agreed = tf.numpy_function(self._agree, [place, numbers], tf.int64)
+        return tf.ensure_shape(agreed, numbers.shape), box
+
+    def _agree(self, place: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of a step for all ranks: own count, sum of counts, longest samples."""
+        try:
+            others = self._exchange.hear(place, len(numbers))
+            everyones = {world.get_rank(): numbers, **others}
+            if self._own_data:
+                return _sum_of_all(place, numbers, everyones)
+            _check_same_batch(place, numbers, everyones)
+            longest = np.max(list(everyones.values()), axis=0)
+            return np.concatenate([numbers[:2], longest[2:]])
+        except Exception as error:
+            self._exchange.give_up(place)
+            self.problem = error  # what TensorFlow makes of it is hard to read
+            raise
+
+    @tf.autograph.experimental.do_not_convert
+    def _unboxed(self, last: Any, step: Any) -> Any:
+        """The part; where this rank's own data have ended, its last one, counting nothing."""
+        numbers, box = step
+        if self._own_data:
+            box = tf.cond(pipeline.has_element(box), lambda: box, lambda: last)
+        data = pipeline.unboxed(self._spec, box)
+        if self._own_data:
+            rows = tf.where(numbers[0] > 0, numbers[0], 1)
+            data = tf.nest.map_structure(lambda leaf: leaf[:rows], data)
+        if self._padding:
+            data = self._padding.fill_up(data, numbers[2:])
+        return box if self._own_data else last, Part(numbers[0], numbers[1], data)
+
+
+def _sum_of_all(
+    place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
+) -> np.ndarray:
+    ended = [rank for rank, one in everyones.items() if one[0] == _ENDED]
+    if len(ended) == len(everyones):
+        return numbers
+    if ended and place[1] == 0:
+        raise InputError(
+            f"The data of rank {ended[0]} are empty: give every rank at least one batch."
+        )
+    counts = [max(int(one[0]), 0) for one in everyones.values()]
+    return np.array([max(int(numbers[0]), 0), sum(counts), *numbers[2:]], np.int64)
+
+
+def _check_same_batch(
+    place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
+) -> None:
+    for rank, theirs in everyones.items():
+        if int(theirs[1]) != int(numbers[1]):
+            raise MismatchError(
+                f"The data differ between the ranks in step {int(place[1]) + 1}: rank "
+                f"{world.get_rank()} has {_described(numbers)}, rank {rank} has "
+                f"{_described(theirs)}. All ranks must be given the same data in the same order: "
+                "seed what is random in it; or pass `tnt_distribute_dataset=False` if every rank "
+                "brings its own part."
+            )
+
+
+def _described(numbers: np.ndarray) -> str:
+    return "come to the end" if numbers[0] == _ENDED else f"a batch of {int(numbers[1])} samples"
+
+
+class _Exchange:
+    """Messages about steps, each marked with the pass over the data and the step in it."""
+
+    def __init__(self, everyone: bool) -> None:
+        self._communicator = world.communicator("data")
+        self._number = next(_feeds)
+        rank, size = world.get_rank(), world.get_size()
+        others = [other % size for other in range(rank + 1, rank + size)]
+        # A difference shows between neighbours, too, if all that is asked for is to be alike.
+        self._hearers = others if everyone else others[:1]
+        self._speakers = others if everyone else others[-1:]
+        self._passes = itertools.count()
+        self._next_place = (0, 0)
+        self._sent: deque[tuple[Any, np.ndarray]] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def _tag(self) -> int:
+        return self._number % _LARGEST_TAG
+
+    def begin(self) -> np.int64:
+        """Begins another pass over the data."""
+        return np.int64(next(self._passes))
+
+    def announce(self, pass_number: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Tells the others the numbers of the next step of a pass, and returns its place."""
+        with self._lock:
+            place = max(self._next_place, (int(pass_number), 0))
+            if place[0] != pass_number:
+                return np.array([pass_number, _GIVEN_UP], np.int64)  # nobody will take this step
+            self._next_place = (place[0], place[1] + 1)
+            self._send(np.array([self._number, *place, *numbers], np.int64))
+        return np.array(place, np.int64)
+
+    def give_up(self, place: np.ndarray) -> None:
+        """Tells the others not to wait for this rank."""
+        with self._lock:
+            self._send(np.array([self._number, place[0], _GIVEN_UP], np.int64))
+
+    def _send(self, message: np.ndarray) -> None:
+        while self._sent and self._sent[0][0].Test():
+            self._sent.popleft()
+        for rank in self._hearers:
+            self._sent.append((self._communicator.Isend(message, rank, self._tag), message))
+
+    def hear(self, place: np.ndarray, length: int) -> dict[int, np.ndarray]:
+        """What the others say of a step, by rank."""
+        return {rank: self._hear_from(rank, place, length) for rank in self._speakers}
+
+    def _hear_from(self, rank: int, place: np.ndarray, length: int) -> np.ndarray:
+        expected = (self._number, *map(int, place))
+        message = np.empty(3 + length, np.int64)
+        while True:
+            wait(self._communicator.Irecv(message, rank, self._tag))
+            said = tuple(int(number) for number in message[:3])
+            if said == expected:
+                return message[3:]
+            if said == (*expected[:2], _GIVEN_UP):
+                raise MismatchError(
+                    f"Rank {rank} cannot go on, as its data do not go together with another rank's."
+                )
+            if said > expected:
+                raise MismatchError(
+                    f"Rank {rank} goes through its data for another time than rank "
+                    f"{world.get_rank()}: all ranks must iterate a dataset equally often."
+                )
+            # Otherwise it is from a pass that was not gone through to its end.

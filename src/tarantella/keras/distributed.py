@@ -1,0 +1,148 @@
+"""Datasets for training loops of the user's own, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from tarantella.data import share
+from tarantella.errors import InputError
+from tarantella.keras.feed import Feed
+from tarantella.runtime import world
+
+
+def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
+    """This rank's part of every global batch of a dataset, for a loop of your own.
+
+    Every rank iterates over it in a Python loop, and takes as many steps as the dataset has
+    batches. The parts of the ranks differ by at most one sample. A rank that has no sample of a
+    batch, when there are fewer than ranks, is handed one that counts for nothing.
+
+    A `tnt.keras.optimizers.Optimizer` knows the share of the batch that was handed out last: take
+    one step with each, and do not collect batches to use them later.
+
+    Args:
+        dataset: A `tf.data.Dataset` batched with the global batch size, or other batches that
+            `fit` takes, the same on all ranks.
+        tnt_micro_batch_size: How many samples a rank gets of each batch, if that is to be stated.
+
+    Returns:
+        A `DistributedDataset`. Its `share` is this rank's part in the batch handed out last: the
+        sum over the ranks of a mean over the part, times the share, is the mean over the batch.
+
+    Example:
+
+    ```python
+    import keras
+    import tensorflow as tf
+    import tarantella as tnt
+
+    x, y = tf.random.stateless_normal((100, 4), seed=(1, 2)), tf.ones((100, 1))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(16)
+    model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(0.1))
+    loss_function = keras.losses.MeanSquaredError()
+
+    batches = tnt.distribute_dataset(dataset)
+    for epoch in range(2):
+        for x, y in batches:
+            with tf.GradientTape() as tape:
+                loss = loss_function(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            global_loss = tnt.allreduce(float(loss) * batches.share)
+    ```
+    """
+    if isinstance(dataset, DistributedDataset):
+        raise InputError(
+            "The dataset is distributed already: use it as it is, or pass the dataset that it "
+            "was made from."
+        )
+    return DistributedDataset(dataset, tnt_micro_batch_size)
+
+
+class DistributedDataset:
+    """What `tnt.distribute_dataset` makes: an iterable over this rank's parts of global batches.
+
+    Attributes:
+        dataset: The dataset that it was made from.
+    """
+
+    def __init__(self, dataset: Any, micro_batch_size: int | None = None) -> None:
+        self.dataset = dataset
+        self._micro_batch_size = micro_batch_size
+        self._counts = (1, world.get_size())
+        if not self._is_plain:
+            _ = self.feed  # what is wrong with the dataset is said here, not in the loop
+
+    @cached_property
+    def feed(self) -> Feed:
+        """The parts, as `fit` takes them."""
+        if self._micro_batch_size is None:
+            return Feed.of(self.dataset)
+        return Feed.of(self.dataset, micro_batch_size=self._micro_batch_size)
+
+    @property
+    def share(self) -> float:
+        """This rank's samples divided by those of all, in the batch handed out last."""
+        return share.share_of(*self._counts)
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of this rank's elements, of `tf.TypeSpec`s."""
+        return self.dataset.element_spec if self._is_plain else self.feed.spec
+
+    def cardinality(self) -> int:
+        """The number of batches, or `tf.data.INFINITE_CARDINALITY`, `UNKNOWN_CARDINALITY`."""
+        if self._is_plain:
+            return int(self.dataset.cardinality())
+        if self.feed.num_batches is not None:
+            return int(self.feed.num_batches)
+        known = self.dataset.cardinality() if isinstance(self.dataset, tf.data.Dataset) else None
+        infinite = tf.data.INFINITE_CARDINALITY
+        return int(infinite if known == infinite else tf.data.UNKNOWN_CARDINALITY)
+
+    def __len__(self) -> int:
+        batches = self.cardinality()
+        if batches < 0:
+            problem = "infinite" if batches == tf.data.INFINITE_CARDINALITY else "not known"
+            raise TypeError(f"The number of batches of this dataset is {problem}.")
+        return batches
+
+    def __iter__(self) -> Iterator[Any]:
+        if not tf.executing_eagerly():
+            raise InputError(
+                "A distributed dataset cannot be iterated over inside a tf.function: write the "
+                "loop outside, and decorate the function that takes one step."
+            )
+        return iter(self.dataset) if self._is_plain else self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
+        outer = share.current_counts()
+        self.feed.on_epoch_begin()
+        try:
+            for part in self.feed.get_tf_dataset():
+                self._counts = (int(part.count), int(part.total))
+                share.set_current(*self._counts)
+                yield _without_optionals(part.data)
+            # Back to the batch of a loop around this one. A loop that is left before its end
+            # may be followed by a step on the batch it was left with.
+            share.set_current(*outer)
+        finally:
+            self.feed.on_epoch_end()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the dataset's own batches are just what is to be handed out."""
+        alone = world.get_size() == 1 and self._micro_batch_size is None
+        return alone and isinstance(self.dataset, tf.data.Dataset)
+
+
+def _without_optionals(data: Any) -> Any:
+    """Keras's data adapters write None as an optional value."""
+    return tf.nest.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
+    )

@@ -1,0 +1,235 @@
+"""The rows that the ranks predict for their parts of the batches, in the order of the samples.
+
+`predict` of Keras keeps the outputs of all steps and joins them at the end. Here each rank keeps
+its own rows only, out of Keras's sight; at the end the ranks exchange them block by block, into
+arrays that are the result. So a rank holds one copy of the result, and never much more.
+
+A model is taken to work sample by sample: the rows of a batch are those of its samples, in their
+order, whatever other samples are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm import agreement, buffers, collectives, structures
+from tarantella.comm.stream import Stream, exchange
+from tarantella.comm.waiting import meet
+from tarantella.errors import InputError, MismatchError
+from tarantella.keras.columns import Column, Dense, Places, column_for, row_count
+from tarantella.runtime import world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_CALL = "predict()"
+
+
+def own_rows(outputs: Any, count: Any) -> tuple[Any, Any]:
+    """What a rank hands on from a step: its rows, and how many there are of each output.
+
+    Args:
+        outputs: What the model has computed.
+        count: How many samples of the batch are this rank's. With none it has computed on a
+            sample that stands in, and has no rows.
+
+    Returns:
+        The rows, in the structure of `outputs`, and an array with a row of numbers for the step:
+        Keras joins the arrays of several steps that it runs at once.
+    """
+    rows = keras.tree.map_structure(lambda output: _all_or_none(output, count > 0), outputs)
+    return rows, tf.stack([row_count(leaf) for leaf in keras.tree.flatten(rows)])[tf.newaxis]
+
+
+def _all_or_none(output: Any, wanted: Any) -> Any:
+    if not isinstance(output, (tf.RaggedTensor, tf.SparseTensor)):
+        output = tf.convert_to_tensor(output)
+    if output.shape.rank == 0:
+        raise InputError(
+            f"{_CALL}: the model returns a single number for a whole batch. Each rank computes "
+            "its part of a batch, and cannot know it: return one row for each sample."
+        )
+    rows = tf.where(wanted, row_count(output), 0)
+    if isinstance(output, tf.SparseTensor):
+        trailing = output.dense_shape[1:]
+        extent = tf.concat([[rows], trailing], 0)
+        return tf.sparse.slice(output, tf.zeros_like(output.dense_shape), extent)
+    return output[:rows]
+
+
+class Rows:
+    """This rank's rows, until they are put together with those of the others."""
+
+    def __init__(self) -> None:
+        self._structure: Any = None  # of the outputs, with a description of each
+        self._columns: list[Column] = []
+        self._stream = Stream(world.get_size())
+        self._counts: list[Any] = []  # of each execution, which is one step or several
+
+    def add(self, rows: Any, counts: Any) -> None:
+        """Keeps what `own_rows` has returned, for the steps of one execution."""
+        leaves = keras.tree.flatten(rows)
+        if not self._counts:
+            self._columns = [column_for(leaf) for leaf in leaves]
+            descriptions = [column.description for column in self._columns]
+            self._structure = keras.tree.pack_sequence_as(rows, descriptions)
+        else:
+            keras.tree.assert_same_structure(self._structure, rows)
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.add(leaf, self._stream)
+        self._counts.append(np.asarray(counts))
+
+    def together(self) -> Any:
+        """The rows of all ranks, in the order of the samples; every rank must call it, once."""
+        with agreement.turn() as comm:
+            agreement.agree(_CALL, self._lines(), comm)
+            places = self._places(comm)
+            dense = [
+                (column, of_column)
+                for column, of_column in zip(self._columns, places, strict=True)
+                if isinstance(column, Dense)
+            ]
+            if dense:
+                self._agree_on_shapes(dense, comm)
+                self._exchange(dense, comm)
+        results = [
+            column.result(of_column)
+            for column, of_column in zip(self._columns, places, strict=True)
+        ]
+        return keras.tree.pack_sequence_as(self._structure, results)
+
+    def _lines(self) -> list[agreement.Line]:
+        steps = [len(counts) for counts in self._counts]
+        return [
+            ("the data", f"{sum(steps)} steps, {max(steps)} at a time"),
+            *(
+                (path, item if structures.is_leaf(item) else structures.describe_container(item))
+                for path, item in structures.walk(self._structure)
+            ),
+        ]
+
+    def _places(self, comm: MPI.Comm) -> list[Places]:
+        """Where the rows of each column go."""
+        mine = np.concatenate(self._counts).astype(np.int64)
+        everyones = np.empty((world.get_size(), *mine.shape), np.int64)
+        meet(comm)
+        comm.Allgather(mine, everyones)
+        steps = [len(counts) for counts in self._counts]
+        return [Places(everyones[:, :, column], steps) for column in range(mine.shape[1])]
+
+    def _agree_on_shapes(self, dense: Sequence[tuple[Dense, Places]], comm: MPI.Comm) -> None:
+        """Gives the columns the shapes that rows have in each execution.
+
+        A rank without rows may have computed another one for the sample that stood in.
+        """
+        from mpi4py import MPI
+
+        shapes = [column.shapes() for column, _ in dense]
+        has_rows = [places.rows_of(world.get_rank()) > 0 for _, places in dense]
+        mine = np.concatenate(shapes, axis=1)
+        known = np.concatenate(
+            [np.broadcast_to(k[:, None], s.shape) for k, s in zip(has_rows, shapes, strict=True)],
+            axis=1,
+        )
+        # The largest of all, and the smallest with its sign changed, in one message.
+        extremes = np.where(known, np.stack([mine, -mine]), np.iinfo(np.int64).min)
+        meet(comm)
+        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
+        known = extremes[0] >= 0
+        largest, smallest = np.where(known, np.stack([extremes[0], -extremes[1]]), mine)
+        if not np.array_equal(largest, smallest):
+            raise _different_shapes(largest, smallest)
+        ends = np.cumsum([shape.shape[1] for shape in shapes])[:-1]
+        for (column, _), agreed in zip(dense, np.split(largest, ends, axis=1), strict=True):
+            column.agreed = agreed
+
+    def _exchange(self, dense: Sequence[tuple[Dense, Places]], comm: MPI.Comm) -> None:
+        for column, places in dense:
+            column.allocate(places)
+        ranks, executions = range(world.get_size()), range(len(self._counts))
+        lengths = [sum(column.bytes_of(rank, at) for column, at in dense) for rank in ranks]
+
+        def targets(rank: int) -> Iterator[Any]:
+            for execution in executions:
+                for column, places in dense:
+                    yield from column.targets(rank, execution, places)
+
+        exchange(self._stream, lengths, [targets(rank) for rank in ranks], comm)
+        for column, _ in dense:
+            column.exchange_rest(lambda data: buffers.allgather_bytes(data, comm))
+
+
+def _different_shapes(largest: Any, smallest: Any) -> MismatchError:
+    execution, dimension = (int(index[0]) for index in np.nonzero(largest != smallest))
+    low, high = smallest[execution, dimension], largest[execution, dimension]
+    return MismatchError(
+        f"{_CALL}: the rows that the ranks computed have different shapes in step {execution}: one "
+        f"dimension is {low} on one rank and {high} on another. The shape of a row must not "
+        "depend on the other samples of a batch; pad the samples to a common size before."
+    )
+
+
+@contextmanager
+def kept_rows(model: Any) -> Iterator[Rows]:
+    """Keeps what the model predicts from Keras, which gets nothing to hold and to join."""
+    rows = Rows()
+
+    def keep(rows_and_counts: Any) -> Any:
+        rows.add(*rows_and_counts)
+        return ()
+
+    with _predictions_through(keep, model):
+        yield rows
+
+
+@contextmanager
+def gathered_rows(model: Any) -> Iterator[None]:
+    """Gives Keras the rows of all ranks in each step, as if it had computed them all."""
+
+    def gather(rows_and_counts: Any) -> Any:
+        rows = Rows()
+        rows.add(*rows_and_counts)
+        return keras.tree.map_structure(_as_tensor, rows.together())
+
+    with _predictions_through(gather, model):
+        yield
+
+
+@contextmanager
+def _predictions_through(change: Callable[[Any], Any], model: Any) -> Iterator[None]:
+    model.make_predict_function()
+    function = model.predict_function
+    model.predict_function = lambda data: change(function(data))
+    try:
+        yield
+    finally:
+        model.predict_function = function
+
+
+def _as_tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return tf.convert_to_tensor(value, tf.string if value.dtype == object else None)
+
+
+def stopping_together(callbacks: Any) -> Any:
+    """The callbacks, and after them one that stops all ranks when one is stopped."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks  # it may call its callbacks from other threads, which cannot wait here
+    return [*keras.tree.flatten(callbacks), _StopTogether()]
+
+
+class _StopTogether(keras.callbacks.Callback):
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_predicting = collectives.allreduce(bool(self.model.stop_predicting), "max")
+
+
+def end_together() -> None:
+    """Raises an error on all ranks if one of them is still at a step while others are not."""
+    agreement.check_same(None, "the end of predict()")

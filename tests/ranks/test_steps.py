@@ -1,0 +1,199 @@
+"""The ranks take their steps together, whatever each of them has in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import (
+    CLASSIFICATION,
+    assert_close,
+    assert_trains_as_in_keras,
+    classification_data,
+    small_model,
+)
+
+import tarantella as tnt
+from tarantella.errors import InputError, MismatchError
+from tarantella.keras.feed import Feed
+from tarantella.runtime.log import LOGGER
+
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+
+
+def _compiled() -> keras.Model:
+    model = tnt.Model(small_model())
+    model.compile(**CLASSIFICATION)
+    return model
+
+
+def _shard(rank: int, size: int, batch_size: int = 2) -> tf.data.Dataset:
+    """Every rank's own samples: the first ranks have more batches than the last."""
+    x, y = classification_data(samples=26)
+    bounds = np.cumsum([0] + [2 * batch_size * (size - r) + 1 for r in range(size)])
+    own = slice(bounds[rank], bounds[rank + 1])
+    return tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(batch_size)
+
+
+def _union(size: int) -> tf.data.Dataset:
+    """What the ranks' shards are together, step by step."""
+    shards = [list(_shard(rank, size)) for rank in range(size)]
+
+    def generate() -> Iterator[Any]:
+        for step in range(max(map(len, shards))):
+            there = [shard[step] for shard in shards if step < len(shard)]
+            yield tuple(np.concatenate(leaves) for leaves in zip(*there, strict=True))
+
+    spec = (tf.TensorSpec((None, 5), tf.float64), tf.TensorSpec((None,), tf.int64))
+    steps = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    # Keras counts a step of the optimizer more where it does not know when the data end.
+    return steps.apply(tf.data.experimental.assert_cardinality(max(map(len, shards))))
+
+
+def test_own_shards_of_unequal_length_end_together_and_use_each_sample_once() -> None:
+    size = tnt.get_size()
+    lengths = {len(_shard(rank, size)) for rank in range(size)}
+    assert len(lengths) == size
+
+    def own() -> dict[str, Any]:
+        return {
+            "x": _shard(tnt.get_rank(), size),
+            "validation_data": _shard(tnt.get_rank(), size),
+            "tnt_distribute_dataset": False,
+            "tnt_distribute_validation_dataset": False,
+        }
+
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: CLASSIFICATION,
+        lambda: {"x": _union(size), "validation_data": _union(size)},
+        arguments_on_ranks=own,
+    )
+
+
+def test_own_shards_of_unknown_length() -> None:
+    size = tnt.get_size()
+
+    def own() -> dict[str, Any]:
+        mine = _shard(tnt.get_rank(), size).filter(lambda x, y: True)
+        return {"x": mine, "tnt_distribute_dataset": False}
+
+    def together() -> dict[str, Any]:
+        return {"x": _union(size).filter(lambda x, y: True)}
+
+    assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, together, arguments_on_ranks=own)
+
+
+def test_own_shards_with_static_shapes() -> None:
+    x, y = classification_data(samples=24)
+    rank, size = tnt.get_rank(), tnt.get_size()
+    batches = [4] + [2] * (size - 1)  # batches of 2, of the first rank more than of the others
+    bounds = np.cumsum([0, *[2 * n for n in batches]])
+    own = slice(bounds[rank], bounds[rank + 1])
+    model = _compiled()
+    mine = tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(2, drop_remainder=True)
+    loss, accuracy = model.evaluate(mine, verbose=0, tnt_distribute_dataset=False)
+    whole = tf.data.Dataset.from_tensor_slices((x[: bounds[-1]], y[: bounds[-1]])).batch(5)
+    assert_close([loss, accuracy], model.evaluate(whole, verbose=0))
+
+
+def test_an_empty_shard_is_named() -> None:
+    x, y = classification_data()
+    samples = 0 if tnt.get_rank() == 1 else 4
+    mine = tf.data.Dataset.from_tensor_slices((x[:samples], y[:samples])).batch(2)
+    with pytest.raises(InputError, match="The data of rank 1 are empty"):
+        _compiled().evaluate(mine, verbose=0, tnt_distribute_dataset=False)
+
+
+def test_batches_of_different_sizes_are_an_error_that_says_so() -> None:
+    x, y = classification_data()
+
+    def generate() -> Iterator[Any]:
+        yield x[:4], y[:4]
+        yield x[: 4 + tnt.get_rank()], y[: 4 + tnt.get_rank()]
+
+    with pytest.raises(MismatchError, match=r"step 2: rank \d has a batch of \d samples"):
+        _compiled().predict(generate(), verbose=0)
+
+
+def test_data_that_end_earlier_on_one_rank_are_an_error_that_says_so() -> None:
+    x, y = classification_data()
+
+    def generate() -> Iterator[Any]:
+        for _ in range(4 + tnt.get_rank()):
+            yield x[:4], y[:4]
+
+    # A rank that only hears of it from another one knows no more than that.
+    with pytest.raises(MismatchError, match=r"come to the end|Rank 1 cannot go on"):
+        _compiled().predict(generate(), verbose=0)
+
+
+@pytest.mark.parametrize("difference", ["dtype", "shape", "structure"])
+def test_data_of_another_kind_on_one_rank_are_an_error_that_says_so(difference: str) -> None:
+    x, y = classification_data()
+    if tnt.get_rank() == 1:
+        x = {"dtype": x.astype("float32"), "shape": x[:, :3], "structure": {"x": x}}[difference]
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with pytest.raises(MismatchError, match="the data"):
+        _compiled().fit(dataset, verbose=0)
+
+
+def _first(feed: Feed, steps: int) -> list[Any]:
+    iterator = iter(feed.get_tf_dataset())
+    return [next(iterator).data.numpy().tolist() for _ in range(steps)]
+
+
+def test_data_left_in_the_middle_can_be_gone_through_again() -> None:
+    feed = Feed.of(tf.data.Dataset.range(4000).map(lambda i: i).batch(12))
+    for steps in (1, 5, 2, 300, 3):
+        begin, count = 12 // tnt.get_size() * tnt.get_rank(), 12 // tnt.get_size()
+        expected = [list(range(12 * k + begin, 12 * k + begin + count)) for k in range(steps)]
+        assert _first(feed, steps) == expected
+
+
+def test_steps_per_epoch_leave_the_rest_for_the_next_epoch() -> None:
+    def data() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(classification_data()).repeat().batch(5)
+
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: CLASSIFICATION,
+        lambda: {
+            "x": data(),
+            "steps_per_epoch": 3,
+            "validation_data": data(),
+            "validation_steps": 2,
+        },
+    )
+
+
+def test_many_feeds_do_not_get_into_each_others_way() -> None:
+    model = _compiled()
+    x, y = classification_data()
+    expected = model.evaluate(x, y, verbose=0)
+    for _ in range(5):
+        feed = Feed.of(tf.data.Dataset.range(100).batch(7))
+        _first(feed, 2)
+        assert_close(model.evaluate(x, y, verbose=0), expected)
+
+
+def test_steps_run_in_one_execution() -> None:
+    x, y = classification_data()
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: {**CLASSIFICATION, "steps_per_execution": 3},
+        lambda: {"x": tf.data.Dataset.from_tensor_slices((x, y)).map(lambda *s: s).batch(3)},
+    )
+
+
+def test_a_message_tells_that_data_are_not_distributed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    with caplog.at_level("INFO", LOGGER.name):
+        _compiled().evaluate(_shard(0, 1), verbose=0, tnt_distribute_dataset=False)
+    assert "The evaluation data are not distributed" in caplog.text

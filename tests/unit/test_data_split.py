@@ -1,0 +1,461 @@
+"""The parts of the ranks are the batches that plain TensorFlow makes, and cost their share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tarantella.data import order, pipeline
+from tarantella.data.padding import Padding
+from tarantella.data.parts import Part
+from tarantella.data.split import Split, find_batch_size, split
+from tarantella.runtime.log import LOGGER
+
+Transformation = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+@pytest.fixture(autouse=True)
+def unseeded() -> Iterator[None]:
+    pipeline.forget_global_seed()
+    yield
+    pipeline.forget_global_seed()
+
+
+# What the ranks have together
+
+
+def _as_lists(leaf: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        leaf = tf.sparse.to_dense(leaf)
+    return leaf.to_list() if isinstance(leaf, tf.RaggedTensor) else leaf.numpy().tolist()
+
+
+def _leaves(element: Any) -> list[Any]:
+    return [_as_lists(leaf) for leaf in tf.nest.flatten(element)]
+
+
+def _filled_up(step: list[Part], padding: Padding) -> list[Part]:
+    longest = tf.reduce_max([padding.sizes(part.data) for part in step], axis=0)
+    return [part._replace(data=padding.fill_up(part.data, longest)) for part in step]
+
+
+def _together(step: tuple[Part, ...], padding: Padding | None) -> list[Any]:
+    """The leaves of the batch that the parts of one step make."""
+    counts = [int(part.count) for part in step]
+    assert {int(part.total) for part in step} == {sum(counts)}
+    assert max(counts) - min(counts) <= 1
+    parts = _filled_up(list(step), padding) if padding else step
+    leaves = [_leaves(part.data) for part in parts]
+    return [
+        [row for rows, count in zip(rank_rows, counts, strict=True) for row in rows[:count]]
+        if isinstance(rank_rows[0], list)
+        else rank_rows[0]
+        for rank_rows in zip(*leaves, strict=True)
+    ]
+
+
+def _epoch_together(splits: list[Split]) -> list[list[Any]]:
+    everyones = [list(own.parts) for own in splits]
+    assert len({len(parts) for parts in everyones}) == 1
+    return [_together(step, splits[0].padding) for step in zip(*everyones, strict=True)]
+
+
+def assert_parts_are_batches(make: Callable[[], tf.data.Dataset], size: int) -> None:
+    """Compares two epochs of all ranks with two epochs of plain TensorFlow."""
+    plain = make()
+    splits = [split(make(), rank, size) for rank in range(size)]
+    for _ in range(2):
+        assert _epoch_together(splits) == [_leaves(batch) for batch in plain]
+
+
+# Chains of transformations
+
+_range = tf.data.Dataset.range
+
+
+def _add_one(i: tf.Tensor) -> tf.Tensor:
+    return i + 1
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 2
+    return options
+
+
+def _numbers() -> Iterator[int]:
+    yield from range(13)
+
+
+SOURCES: dict[str, Callable[[], tf.data.Dataset]] = {
+    "range": lambda: _range(17),
+    "slices": lambda: tf.data.Dataset.from_tensor_slices(np.arange(11)),
+    "generator": lambda: tf.data.Dataset.from_generator(
+        _numbers, output_signature=tf.TensorSpec((), tf.int64)
+    ),
+    "interleave": lambda: _range(4).interleave(
+        lambda i: _range(3).map(lambda k: 3 * i + k), num_parallel_calls=2
+    ),
+    "few": lambda: _range(2),
+    "none": lambda: _range(0),
+}
+
+# Of elements that are numbers
+ELEMENTS: dict[str, Transformation] = {
+    "map": lambda ds: ds.map(_add_one),
+    "parallel_map": lambda ds: ds.map(_add_one, num_parallel_calls=2),
+    "py_map": lambda ds: ds.map(
+        lambda i: tf.ensure_shape(tf.numpy_function(lambda n: n * 2, [i], tf.int64), ())
+    ),
+    "shuffle": lambda ds: ds.shuffle(6, seed=3),
+    "shuffle_once": lambda ds: ds.shuffle(20, seed=5, reshuffle_each_iteration=False),
+    "repeat": lambda ds: ds.repeat(2),
+    "take": lambda ds: ds.take(9),
+    "skip": lambda ds: ds.skip(2),
+    "shard": lambda ds: ds.shard(2, 1),
+    "cache": lambda ds: ds.cache(),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "options": lambda ds: ds.with_options(_options()),
+    "filter": lambda ds: ds.filter(lambda i: i % 3 != 1),
+    "flat_map": lambda ds: ds.flat_map(lambda i: _range(i % 3)),
+    "interleave": lambda ds: ds.interleave(tf.data.Dataset.from_tensors, 2),
+    "unbatch": lambda ds: ds.batch(3).map(lambda b: b[::-1]).unbatch(),
+    "window": lambda ds: ds.window(3).flat_map(lambda window: window.batch(3)).unbatch(),
+    "take_while": lambda ds: ds.take_while(lambda i: i < 14),
+    "scan": lambda ds: ds.scan(tf.constant(0, tf.int64), lambda total, i: (total + i, total)),
+    "unique": lambda ds: ds.unique(),
+    "concatenate": lambda ds: ds.concatenate(_range(5).map(_add_one)),
+    "zip": lambda ds: tf.data.Dataset.zip(ds.map(_add_one), _range(15).map(_add_one)).map(
+        lambda a, b: a * 100 + b
+    ),
+    "zip_nested": lambda ds: tf.data.Dataset.zip({"a": ds, "b": (ds.map(_add_one), ds)}).map(
+        lambda both: both["a"] + 7 * both["b"][0]
+    ),
+    "enumerate": lambda ds: ds.enumerate().map(lambda k, i: k * 1000 + i),
+    "sample_from": lambda ds: tf.data.Dataset.sample_from_datasets(
+        [ds.map(_add_one), _range(50, 60)], seed=3
+    ),
+    "choose_from": lambda ds: tf.data.Dataset.choose_from_datasets(
+        [ds, ds.map(_add_one)], _range(20).map(lambda i: i % 2)
+    ),
+}
+
+
+def _sequences(ds: tf.data.Dataset) -> tf.data.Dataset:
+    return ds.map(lambda i: (i, tf.range(i % 5), {"text": tf.fill([i % 3], "a")}))
+
+
+def _batchings(n: int, drop: bool) -> dict[str, Transformation]:
+    return {
+        "batch": lambda ds: ds.batch(n, drop_remainder=drop),
+        "parallel_batch": lambda ds: ds.batch(n, drop_remainder=drop, num_parallel_calls=2),
+        "padded_batch": lambda ds: _sequences(ds).padded_batch(
+            n,
+            padding_values=(None, tf.constant(-1, tf.int64), {"text": "pad"}),
+            drop_remainder=drop,
+        ),
+        "padded_batch_to": lambda ds: _sequences(ds).padded_batch(
+            n, padded_shapes=([], [9], {"text": [4]}), drop_remainder=drop
+        ),
+        "ragged_batch": lambda ds: _sequences(ds).ragged_batch(n, drop_remainder=drop),
+        "rebatch": lambda ds: ds.batch(4).prefetch(1).rebatch(n, drop_remainder=drop),
+        "rebatch_dropped": lambda ds: ds.batch(4, drop_remainder=True).rebatch(n),
+        "rebatch_sizes": lambda ds: ds.batch(3).rebatch([n, 2], drop_remainder=drop),
+        "bucket": lambda ds: ds.map(lambda i: tf.range(i % 6)).bucket_by_sequence_length(
+            tf.size, [3, 5], [n, 2, 1], drop_remainder=drop
+        ),
+        "sparse": lambda ds: ds.map(
+            lambda i: tf.sparse.from_dense(tf.range(i % 3, i % 3 + 4))
+        ).batch(n, drop_remainder=drop),
+        "ready": lambda ds: ds.batch(n, drop_remainder=drop).interleave(
+            tf.data.Dataset.from_tensors, 1
+        ),
+    }
+
+
+def _rows(leaf: Any) -> Any:
+    return leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else leaf.shape[0]
+
+
+def _numbers_only(change: Callable[[tf.Tensor], Any]) -> Transformation:
+    """A map of batches that are a single tensor; others stay as they are."""
+
+    def transform(ds: tf.data.Dataset) -> tf.data.Dataset:
+        return ds.map(change) if isinstance(ds.element_spec, tf.TensorSpec) else ds
+
+    return transform
+
+
+# Of batches of any kind
+BATCHES: dict[str, Transformation] = {
+    "scale": _numbers_only(lambda b: {"x": b * 2, "y": tf.one_hot(b, 3)}),
+    "reverse": _numbers_only(lambda b: b[::-1]),
+    "normalize": _numbers_only(lambda b: b - tf.reduce_max(b)),
+    "shuffle": lambda ds: ds.shuffle(3, seed=2),
+    "repeat": lambda ds: ds.repeat(2),
+    "take": lambda ds: ds.take(3),
+    "skip": lambda ds: ds.skip(1),
+    "shard": lambda ds: ds.shard(2, 0),
+    "cache": lambda ds: ds.cache(),
+    "prefetch": lambda ds: ds.prefetch(tf.data.AUTOTUNE),
+    "options": lambda ds: ds.with_options(_options()),
+    "concatenate": lambda ds: ds.concatenate(ds.take(1)),
+    "enumerate": lambda ds: ds.enumerate(),
+    "zip": lambda ds: tf.data.Dataset.zip((ds, ds)),
+    "filter": lambda ds: ds.filter(lambda *b: tf.reduce_sum(tf.zeros([2])) < 1),
+    "sample_from": lambda ds: tf.data.Dataset.sample_from_datasets([ds, ds.take(2)], seed=8),
+}
+
+names = st.sampled_from
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    source=names(sorted(SOURCES)),
+    elements=st.lists(names(sorted(ELEMENTS)), max_size=4),
+    batching=names(sorted(_batchings(1, False))),
+    batch_size=st.integers(1, 7),
+    drop=st.booleans(),
+    batches=st.lists(names(sorted(BATCHES)), max_size=3),
+    size=st.integers(1, 4),
+)
+def test_parts_of_any_chain_are_its_batches(
+    source: str,
+    elements: list[str],
+    batching: str,
+    batch_size: int,
+    drop: bool,
+    batches: list[str],
+    size: int,
+) -> None:
+    def make() -> tf.data.Dataset:
+        dataset = SOURCES[source]()
+        for name in elements:
+            dataset = ELEMENTS[name](dataset)
+        dataset = _batchings(batch_size, drop)[batching](dataset.take(40))
+        for name in batches:
+            dataset = BATCHES[name](dataset)
+        return dataset.take(12)
+
+    assert_parts_are_batches(make, size)
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_parts_behind(name: str) -> None:
+    for size in (2, 3):
+        assert_parts_are_batches(lambda: ELEMENTS[name](_range(14)).map(_add_one).batch(4), size)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("name", _batchings(1, False))
+def test_parts_of(name: str, drop: bool) -> None:
+    assert_parts_are_batches(lambda: _batchings(4, drop)[name](_range(14).map(_add_one)), 3)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_parts_before(name: str) -> None:
+    assert_parts_are_batches(lambda: BATCHES[name](_range(14).map(_add_one).batch(4)), 3)
+
+
+# Each rank does its own share of the work
+
+
+class Counter:
+    """A `map` that counts what it is called for."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def _count(self, i: np.ndarray) -> np.ndarray:
+        self.calls.append(int(i))
+        return i
+
+    def __call__(self, i: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(self._count, [i], tf.int64), ())
+
+
+DIVIDED: dict[str, Callable[[Transformation], tf.data.Dataset]] = {
+    "map, batch": lambda costly: costly(_range(24)).batch(6),
+    "shuffle, map, batch": lambda costly: costly(_range(24).shuffle(24, seed=1)).batch(6),
+    "map, shuffle, batch": lambda costly: costly(_range(24)).shuffle(24, seed=1).batch(6),
+    "unseeded shuffle": lambda costly: costly(_range(24)).shuffle(24).batch(6),
+    "map, repeat, batch": lambda costly: costly(_range(12)).repeat(2).batch(6),
+    "map, batch, repeat": lambda costly: costly(_range(12)).batch(6).repeat(2),
+    "map, take, skip, shard": lambda costly: (
+        costly(_range(99)).skip(3).take(48).shard(2, 1).batch(6)
+    ),
+    "zip": lambda costly: tf.data.Dataset.zip((costly(_range(24)), _range(24))).batch(6),
+    "enumerate": lambda costly: costly(_range(24)).enumerate().batch(6),
+    "map, cache, batch": lambda costly: costly(_range(24)).cache().batch(6).take(4),
+    "map, batch, cache": lambda costly: costly(_range(24)).batch(6).cache(),
+    "padded_batch": lambda costly: costly(_range(24)).map(lambda i: tf.range(i)).padded_batch(6),
+    "ragged_batch": lambda costly: costly(_range(24)).map(lambda i: tf.range(i)).ragged_batch(6),
+    "rebatch": lambda costly: costly(_range(24)).batch(4).rebatch(6),
+    "filter, map": lambda costly: costly(_range(30).filter(lambda i: i < 24)).batch(6),
+    "interleave, map": lambda costly: costly(
+        _range(4).interleave(lambda i: _range(6), num_parallel_calls=2)
+    ).batch(6),
+    "map, batch, map": lambda costly: (
+        costly(_range(24)).batch(6).map(lambda b: tf.cast(b, tf.float32) / 255.0).prefetch(1)
+    ),
+    "drop_remainder, map": lambda costly: (
+        costly(_range(24)).batch(6, drop_remainder=True).map(lambda b: tf.one_hot(b, 3))
+    ),
+    "batch, augmentation": lambda costly: (
+        costly(_range(24)).batch(6).map(lambda b: _augment(tf.zeros([tf.size(b), 4, 4, 1])))
+    ),
+    "zipped batches": lambda costly: tf.data.Dataset.zip(
+        (costly(_range(24)).batch(6), _range(24).batch(6))
+    ),
+    "options": lambda costly: costly(_range(24)).with_options(_options()).batch(6),
+}
+
+_layers = keras.Sequential([keras.layers.RandomFlip(seed=1), keras.layers.RandomRotation(0.1)])
+
+
+def _augment(images: tf.Tensor) -> tf.Tensor:
+    return _layers(images, training=True)
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_each_rank_maps_its_own_samples_only(name: str) -> None:
+    calls = []
+    for rank in range(3):
+        order._uses = itertools.count()  # as on a rank of its own
+        counter = Counter()
+        own = split(DIVIDED[name](lambda ds, counter=counter: ds.map(counter)), rank, 3)
+        list(own.parts)
+        calls.append(counter.calls)
+    assert [len(one) for one in calls] == [8, 8, 8]
+    if name != "interleave, map" and "repeat" not in name:
+        assert len({i for one in calls for i in one}) == 24
+
+
+def test_a_part_in_memory_is_made_once_in_two_epochs() -> None:
+    counter = Counter()
+    own = split(_range(24).map(counter).cache().batch(6), 1, 3)
+    assert [list(map(_leaves, own.parts)) for _ in range(2)]
+    assert len(counter.calls) == 8
+
+
+def test_what_is_not_divided_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+
+    def messages(dataset: tf.data.Dataset) -> str:
+        caplog.clear()
+        with caplog.at_level("INFO", LOGGER.name):
+            split(dataset, 0, 2)
+        return caplog.text
+
+    mapped = _range(9).map(_add_one)
+    assert "up to `filter`" in messages(mapped.filter(lambda i: i > 2).batch(3))
+    assert "up to `group_by_window`" in messages(
+        mapped.group_by_window(lambda i: i % 2, lambda _, w: w.batch(2), 2)
+    )
+    assert "`map` (of batches, with ReverseV2)" in messages(
+        mapped.batch(3).map(lambda b: tf.reverse(b, [0]))
+    )
+    assert not messages(mapped.batch(3))
+    assert not messages(_range(9).filter(lambda i: i > 2).batch(3))
+
+
+# Files
+
+
+def test_ranks_do_not_write_each_others_files(tmp_path: Path) -> None:
+    def cached() -> tf.data.Dataset:
+        return _range(9).map(_add_one).cache(str(tmp_path / "cache")).batch(4)
+
+    def stored() -> tf.data.Dataset:
+        return _range(9).map(_add_one).snapshot(str(tmp_path / "snapshot")).batch(4)
+
+    plain = [_leaves(batch) for batch in _range(9).map(_add_one).batch(4)]
+    for make in (cached, stored):
+        iterators = [iter(split(make(), rank, 2).parts) for rank in range(2)]
+        steps = [_together(step, None) for step in zip(*iterators, strict=True)]
+        assert steps == plain
+        assert _epoch_together([split(make(), rank, 2) for rank in range(2)]) == plain
+    assert {path.name.split(".")[1][:9] for path in tmp_path.iterdir()} == {"rank0of2", "rank1of2"}
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for number in range(5):
+            image = np.full((6, 6, 3), 20 * number + 100 * (label == "dog"), np.uint8)
+            keras.utils.save_img(tmp_path / label / f"{number}.png", image)
+
+    def make() -> tf.data.Dataset:
+        return keras.utils.image_dataset_from_directory(
+            tmp_path, image_size=(4, 4), batch_size=4, seed=3, verbose=False
+        ).prefetch(2)
+
+    assert_parts_are_batches(make, 3)
+
+
+def test_records(tmp_path: Path) -> None:
+    for file in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{file}.tfrecord")) as writer:
+            for number in range(4 + file):
+                feature = tf.train.Feature(
+                    int64_list=tf.train.Int64List(value=[10 * file + number])
+                )
+                example = tf.train.Example(features=tf.train.Features(feature={"x": feature}))
+                writer.write(example.SerializeToString())
+    spec = {"x": tf.io.FixedLenFeature([], tf.int64)}
+
+    def make(deterministic: bool = False) -> tf.data.Dataset:
+        files = tf.data.Dataset.list_files(str(tmp_path / "*.tfrecord"), seed=1)
+        records = files.interleave(
+            tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=deterministic
+        )
+        parsed = records.shuffle(6, seed=2).map(
+            lambda record: tf.io.parse_single_example(record, spec), tf.data.AUTOTUNE
+        )
+        return parsed.batch(4).prefetch(tf.data.AUTOTUNE)
+
+    everyones = [split(make(), rank, 3) for rank in range(3)]
+    seen = [number for step in _epoch_together(everyones) for number in step[0]]
+    assert seen == [number for batch in make(deterministic=True) for number in _leaves(batch)[0]]
+
+
+def test_batches_whose_tensors_do_not_go_together_are_an_error() -> None:
+    zipped = tf.data.Dataset.zip((_range(9).batch(4), _range(9).batch(3)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):
+        list(split(zipped, 0, 2).parts)
+
+
+BATCH_SIZES: dict[str, tuple[Callable[[], tf.data.Dataset], int | None]] = {
+    "batch": (lambda: _range(9).batch(4), 4),
+    "padded_batch": (lambda: _range(9).padded_batch(4), 4),
+    "ragged_batch": (lambda: _range(9).ragged_batch(4), 4),
+    "rebatch": (lambda: _range(9).batch(4).rebatch(3), 3),
+    "rebatch sizes": (lambda: _range(9).batch(4).rebatch([3, 2]), None),
+    "more behind": (lambda: _range(9).batch(4).map(_add_one).repeat(2).prefetch(1).take(3), 4),
+    "zip": (lambda: tf.data.Dataset.zip((_range(9).batch(4), _range(9).batch(4))), 4),
+    "none": (lambda: _range(9).map(_add_one).shuffle(3), None),
+    "unbatched": (lambda: _range(9).batch(4).unbatch(), None),
+}
+
+
+@pytest.mark.parametrize("name", BATCH_SIZES)
+def test_batch_size_is_found(name: str) -> None:
+    make, size = BATCH_SIZES[name]
+    assert find_batch_size(make()) == size
