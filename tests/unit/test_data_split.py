@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensorflow.python.eager import context
 
 from tarantella.data import order, pipeline
 from tarantella.data.padding import Padding
@@ -25,9 +26,9 @@ Transformation = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 @pytest.fixture(autouse=True)
 def unseeded() -> Iterator[None]:
-    pipeline.forget_global_seed()
+    context.context()._set_global_seed(None)
     yield
-    pipeline.forget_global_seed()
+    context.context()._set_global_seed(None)
 
 
 # What the ranks have together
@@ -459,3 +460,37 @@ BATCH_SIZES: dict[str, tuple[Callable[[], tf.data.Dataset], int | None]] = {
 def test_batch_size_is_found(name: str) -> None:
     make, size = BATCH_SIZES[name]
     assert find_batch_size(make()) == size
+
+
+# Random draws for this rank's samples
+
+
+def _draws(make: Callable[[], tf.data.Dataset], rank: int) -> list[Any]:
+    return [_leaves(part.data) for part in split(make(), rank, 2).parts]
+
+
+AUGMENTATIONS: dict[str, Callable[[], tf.data.Dataset]] = {
+    "global seed": lambda: _range(8).map(lambda i: tf.random.uniform([])).batch(4),
+    "seed": lambda: _range(8).map(lambda i: tf.random.uniform([], seed=3)).batch(4),
+    "of batches": lambda: _range(8).batch(4).map(lambda b: tf.random.uniform(tf.shape(b))),
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_ranks_draw_different_numbers_and_the_same_in_each_run(name: str) -> None:
+    tf.random.set_seed(7)
+    runs = [[_draws(AUGMENTATIONS[name], rank) for rank in range(2)] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+    assert pipeline.global_seed() == 7
+
+
+def test_keras_layers_draw_different_numbers_on_each_rank() -> None:
+    def make() -> tf.data.Dataset:
+        layer = keras.layers.RandomRotation(0.5, fill_mode="constant", seed=5)
+        image = tf.reshape(tf.range(16.0), (4, 4, 1))
+        return _range(8).map(lambda i: layer(image, training=True)).batch(4)
+
+    runs = [[_draws(make, rank) for rank in range(2)] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]

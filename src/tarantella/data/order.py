@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.data import pipeline
+from tarantella.data import pipeline, randomness
 from tarantella.errors import InputError
 
 # What stands in for a seed that was not given. TensorFlow takes (0, 0) for "none". Each use
@@ -51,12 +51,29 @@ def common_seed() -> Iterator[None]:
     """Gives random operations made meanwhile one seed on all ranks, if the user gave none."""
     if pipeline.global_seed() is not None:
         yield
-        return
-    tf.random.set_seed(_seed())
-    try:
-        yield
-    finally:
-        pipeline.forget_global_seed()
+    else:
+        with pipeline.seeded(_seed()):
+            yield
+
+
+def drawing_as_rank(function: Any, rank: int) -> Any:
+    """The function of a `map` of one rank's samples, with random draws of that rank.
+
+    With one seed on all ranks, the first sample of each would be treated alike, and so would
+    the second and all others. The master draws as it would alone.
+    """
+    for variable in function.function.graph.variables:
+        if "seed_generator_state" in variable.name:  # of a Keras layer
+            variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
+    if rank == 0 or not any(_has_seed(node) for node in pipeline.nodes(function)):
+        return function
+    seed = pipeline.global_seed()
+    with pipeline.seeded((_FIRST_SEED if seed is None else seed) + rank):
+        return pipeline.traced_again(function)
+
+
+def _has_seed(node: Any) -> bool:
+    return "seed" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
 def _seed() -> int:
@@ -75,8 +92,7 @@ def _is_free(dataset: tf.data.Dataset) -> bool:
 
 
 def _draws_freely(dataset: tf.data.Dataset, function: Any) -> bool:
-    definition = function.function.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    nodes = pipeline.nodes(function)
     if any(node.attr["deterministic"].s == b"false" for node in nodes):
         raise InputError(
             f"A dataset inside the function of `{pipeline.name_of(dataset)}` leaves the order of "
@@ -85,7 +101,7 @@ def _draws_freely(dataset: tf.data.Dataset, function: Any) -> bool:
         )
     constants = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)
-        for node in definition.node
+        for node in nodes
         if node.op == "Const"
     }
     return any(_node_draws_freely(node, constants) for node in nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -170,13 +171,25 @@ def for_any_batch_size(mapped: Any) -> Any:
     spec = nest.map_structure(_of_any_size, function._input_structure)
     if nest.map_structure(lambda leaf: leaf, function._input_structure) == spec:
         return function
-    return StructuredFunctionWrapper(function._func, "Dataset.map()", input_structure=spec)
+    return traced_again(function, spec)
 
 
 def _of_any_size(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return spec
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def nodes(function: Any) -> list[Any]:
+    """The definitions of all operations in a traced function."""
+    definition = function.function.graph.as_graph_def()
+    return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+
+
+def traced_again(function: Any, spec: Any = None) -> Any:
+    """A function of a `map`, traced anew; if `spec` is given, for elements of that structure."""
+    spec = function._input_structure if spec is None else spec
+    return StructuredFunctionWrapper(function._func, "Dataset.map()", input_structure=spec)
 
 
 def as_one(element: tuple[Any, ...], spec: Any) -> Any:
@@ -352,6 +365,13 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
-def forget_global_seed() -> None:
-    """Makes it as if `tf.random.set_seed` had never been called."""
-    context.context()._set_global_seed(None)
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Lets random operations be made with another global seed for a while."""
+    state = context.context()
+    before = state._seed, state._rng
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        state._seed, state._rng = before

@@ -1,4 +1,4 @@
-"""The random numbers that Python code draws while it makes data."""
+"""Random numbers that must be the same on all ranks, and those that must not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import numpy as np
 
 from tarantella.comm.waiting import meet
 from tarantella.runtime import world
+
+# Any odd number that spreads the ranks over the range of seeds.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
+    """The state of a Keras seed generator, for one rank; rank 0 has the one that is given.
+
+    Random layers must not treat the samples of all ranks alike, as one seed would.
+    """
+    state = state.copy()
+    state[0] = (int(state[0]) + rank * _SEED_STRIDE) % 2**32
+    return state
 
 
 def share() -> None:

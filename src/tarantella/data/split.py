@@ -35,7 +35,8 @@ _PICKS = (pipeline.Repeat, pipeline.Shard, pipeline.Shuffle, pipeline.Skip, pipe
 # What treats batches alike, whatever is in them.
 _TREATS_ALIKE = (*_PICKS, pipeline.Cache, pipeline.Options, pipeline.Prefetch)
 
-Stage = Callable[[tf.data.Dataset], tf.data.Dataset]
+Change = Callable[[Any], Any]
+Stage = Callable[[tf.data.Dataset, int], tf.data.Dataset]
 
 
 @dataclass(frozen=True)
@@ -91,19 +92,32 @@ class _Map:
     """A `map`, as a stage that elements go through with their tag.
 
     Attributes:
-        change: What it makes of an element.
+        function: What it applies to an element.
         parallel: How many elements it works on at a time; None: one.
+        within: What makes a function of whole elements of one of elements that it applies to.
     """
 
-    change: Callable[[Any], Any]
+    function: Any
     parallel: int | None
+    within: Callable[[Change], Change] = lambda change: change
 
-    def __call__(self, tagged: tf.data.Dataset) -> tf.data.Dataset:
+    def __call__(self, tagged: tf.data.Dataset, rank: int) -> tf.data.Dataset:
+        function = order.drawing_as_rank(self.function, rank)
+        change = self.within(partial(pipeline.call, function))
+
         @tf.autograph.experimental.do_not_convert
-        def change(tag: tf.Tensor, element: Any) -> Any:
-            return tag, self.change(element)
+        def change_element(tag: tf.Tensor, element: Any) -> Any:
+            return tag, change(element)
 
-        return tagged.map(change, num_parallel_calls=self.parallel)
+        return tagged.map(change_element, num_parallel_calls=self.parallel)
+
+    def in_component(self, zipped: tf.data.Dataset, index: int) -> _Map:
+        """The same for elements of a `zip` that has its elements in one place."""
+
+        def within(change: Change) -> Change:
+            return pipeline.in_component(zipped, index, self.within(change))
+
+        return replace(self, within=within)
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,7 @@ class _Again:
 
     dataset: tf.data.Dataset
 
-    def __call__(self, tagged: tf.data.Dataset) -> tf.data.Dataset:
+    def __call__(self, tagged: tf.data.Dataset, rank: int) -> tf.data.Dataset:
         return pipeline.over(self.dataset, lambda _: tagged)
 
 
@@ -146,7 +160,7 @@ def _lift(dataset: tf.data.Dataset, settled: bool = True) -> _Lifted:
         return _lift_zip(dataset)
     if isinstance(dataset, pipeline.Map):
         (function,) = pipeline.functions(dataset)
-        stage = _Map(partial(pipeline.call, function), pipeline.parallel_calls(dataset))
+        stage = _Map(function, pipeline.parallel_calls(dataset))
         return _lift_source(dataset, settled).and_then(stage)
     if isinstance(dataset, _PICKS):
         lifted = _lift_source(dataset, settled=False)
@@ -178,10 +192,7 @@ def _lift_zip(dataset: tf.data.Dataset) -> _Lifted:
         if len(maps) + _count_prefetches(lifted.stages) < len(lifted.stages):
             lifted, maps = _Lifted(member), []
         bases.append(lifted.base)
-        stages += [
-            replace(stage, change=pipeline.in_component(dataset, index, stage.change))
-            for stage in maps
-        ]
+        stages += [stage.in_component(dataset, index) for stage in maps]
     if not stages:
         return _Lifted(dataset)
     return _Lifted(pipeline.with_components(dataset, bases), tuple(stages))
@@ -240,7 +251,7 @@ class _Splitter:
             pipeline.drops_remainder(dataset),
         )
         for stage in lifted.stages:
-            tagged = stage(tagged)
+            tagged = stage(tagged, self.rank)
         _, share = parts.bounds(int(batch_size), self.rank, self.size)
         batches, padding = pipeline.batched_like(tagged, dataset, max(share, 1))
 
@@ -328,7 +339,7 @@ class _Splitter:
     def _of_map(self, dataset: Any) -> Split:
         """What a `map` makes of batches, made of parts if it does not mix their rows."""
         (source,) = pipeline.sources(dataset)
-        function = pipeline.for_any_batch_size(dataset)
+        function = order.drawing_as_rank(pipeline.for_any_batch_size(dataset), self.rank)
         mixing = what_mixes_rows(function.function)
         if mixing:
             return self._cut(dataset, f"`map` (of batches, with {mixing})")

@@ -11,11 +11,9 @@ import tensorflow as tf
 from tarantella.comm import buffers
 from tarantella.comm.agreement import check_same
 from tarantella.data.parts import Part
+from tarantella.data.randomness import seed_of_rank
 from tarantella.keras import internals
 from tarantella.runtime import world
-
-# Any odd number that spreads the ranks over the range of seeds.
-_SEED_STRIDE = 0x9E3779B1
 
 
 def build(model: keras.Model, spec: Any) -> None:
@@ -52,7 +50,7 @@ def start_from_master(model: keras.Model) -> None:
         return
     for variable, value in zip(variables, values, strict=True):
         if is_seed(variable):
-            value = _seed_of_rank(value, world.get_rank())
+            value = seed_of_rank(value, world.get_rank())
         variable.assign(value)
 
 
@@ -69,10 +67,3 @@ def _optimizer_variables(model: keras.Model) -> list[Any]:
 def is_seed(variable: Any) -> bool:
     """Whether a variable is the state of a random layer, which differs between the ranks."""
     return bool(variable.name == "seed_generator_state")
-
-
-def _seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
-    """Random layers must not treat the samples of all ranks alike, as one seed would."""
-    state = state.copy()
-    state[0] = (int(state[0]) + rank * _SEED_STRIDE) % 2**32
-    return state
