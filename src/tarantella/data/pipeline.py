@@ -369,7 +369,7 @@ def global_seed() -> int | None:
 def seeded(seed: int) -> Iterator[None]:
     """Lets random operations be made with another global seed for a while."""
     state = context.context()
-    before = state._seed, state._rng
+    before = state._seed, getattr(state, "_rng", None)  # it has none until a seed is set
     tf.random.set_seed(seed)
     try:
         yield
