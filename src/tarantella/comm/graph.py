@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tarantella.comm.buckets import Bucket, TensorSpec, aligned_zeros, fuse
 from tarantella.comm.buffers import MESSAGE_BYTES
+from tarantella.comm.calls import call_python
 from tarantella.comm.waiting import meet
 from tarantella.runtime import world
 
@@ -72,7 +73,7 @@ class Channel:
         dtypes: list[tf.DType],
     ) -> list[tf.Tensor]:
         with tf.control_dependencies(self._previous):
-            results = tf.numpy_function(function, tensors, dtypes)
+            results = call_python(function, tensors, dtypes)
         results = tf.nest.flatten(results)  # run eagerly, a single result comes without a list
         if not tf.executing_eagerly():
             self._previous = [results[0].op]

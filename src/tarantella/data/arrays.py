@@ -9,16 +9,16 @@ turn comes, into the values, types and structure that Keras would give.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import sys
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tarantella.comm.calls import call_python
 
 # TensorFlow takes over a buffer that begins at a multiple of this, and copies others.
 _ALIGNMENT = 64
@@ -52,8 +52,6 @@ class Rows:
         self._structure = _with_tuples(arrays)
         self._columns = [_column(leaf, floatx) for leaf in tf.nest.flatten(self._structure)]
         self._read_in_python = [c for c in self._columns if isinstance(c, _InPython)]
-        self._key = next(_keys)
-        _alive[self._key] = self
         self.spec = self._packed([_spec_of(column) for column in self._columns])
 
     def __len__(self) -> int:
@@ -71,30 +69,18 @@ class Rows:
         specs = [column.spec for column in self._read_in_python]
         dtypes = [spec.dtype for spec in specs]
         # A list of one tensor comes back as a list in a graph, and as the tensor otherwise.
-        tensors = tf.nest.flatten(
-            tf.numpy_function(_read, [self._key, indices], dtypes, stateful=False)
-        )
+        tensors = tf.nest.flatten(call_python(self._read_now, [indices], dtypes, stateful=False))
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape([indices.shape[0], *spec.shape[1:]])
         return tensors
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+    def _read_now(self, indices: np.ndarray) -> list[np.ndarray]:
         """The rows of those arrays that TensorFlow cannot read itself."""
         rows = _as_slice(indices)
         return [column.read(rows) for column in self._read_in_python]
 
     def _packed(self, leaves: list[Any]) -> Any:
         return tf.nest.pack_sequence_as(self._structure, leaves)
-
-
-# TensorFlow keeps every function that a graph calls for ever. This one must not keep arrays,
-# so it finds them here; they live as long as a dataset, or anybody else, has their `take`.
-_alive: weakref.WeakValueDictionary[int, Rows] = weakref.WeakValueDictionary()
-_keys = itertools.count()
-
-
-def _read(key: np.ndarray, indices: np.ndarray) -> list[np.ndarray]:
-    return _alive[int(key)].read(indices)
 
 
 def can_take(arrays: Any) -> bool:

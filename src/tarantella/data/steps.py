@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tarantella.comm.calls import call_python
 from tarantella.comm.waiting import wait
 from tarantella.data import pipeline
 from tarantella.data.parts import Part
@@ -95,7 +96,7 @@ class Steps:
 
         @tf.autograph.experimental.do_not_convert
         def begin(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(self._exchange.begin, [], tf.int64), ())
+            return tf.ensure_shape(call_python(self._exchange.begin, [], tf.int64), ())
 
         passes = tf.data.Dataset.range(1).map(begin)
         return passes.flat_map(lambda number: tf.data.Dataset.from_tensors(number).repeat())
@@ -103,12 +104,12 @@ class Steps:
     @tf.autograph.experimental.do_not_convert
     def _announce(self, step: Any, pass_number: tf.Tensor) -> Any:
         numbers, box = step
-        place = tf.numpy_function(self._exchange.announce, [pass_number, numbers], tf.int64)
+        place = call_python(self._exchange.announce, [pass_number, numbers], tf.int64)
         return tf.ensure_shape(place, (2,)), tf.ensure_shape(numbers, numbers.shape), box
 
     @tf.autograph.experimental.do_not_convert
     def _hear(self, place: tf.Tensor, numbers: tf.Tensor, box: Any) -> Any:
-        agreed = tf.numpy_function(self._agree, [place, numbers], tf.int64)
+        agreed = call_python(self._agree, [place, numbers], tf.int64)
         return tf.ensure_shape(agreed, numbers.shape), box
 
     def _agree(self, place: np.ndarray, numbers: np.ndarray) -> np.ndarray:
