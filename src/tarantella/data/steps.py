@@ -29,6 +29,7 @@ from tarantella.runtime import world
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
 _ENDED = -1
+_NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever comes to
 
 _feeds = itertools.count()
@@ -44,27 +45,28 @@ class Steps:
 
     Attributes:
         dataset: The parts, each with the size of its step over all ranks.
-        problem: Why the ranks could not go on, if they could not.
     """
 
     def __init__(self, split: Split, own_data: bool = False) -> None:
         self._own_data = own_data
         self._padding = split.padding
-        self.problem: Exception | None = None
         self.dataset = split.parts
         if world.get_size() > 1:
-            self._exchange = _Exchange(everyone=own_data or split.padding is not None)
+            self._exchange = _Exchange(own_data, everyone=own_data or split.padding is not None)
             self._spec = split.parts.element_spec.data
             self.dataset = self._agreed(split.parts)
 
+    @property
+    def problem(self) -> Exception | None:
+        """Why the ranks could not go on, if they could not."""
+        return None if world.get_size() == 1 else self._exchange.problem
+
     def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
-        announced = tf.data.Dataset.zip((self._ended_by_a_mark(parts), self._passes())).map(
-            self._announce
-        )
+        before_the_first = tf.constant(_NO_PASS, tf.int64)
+        announced = self._ended_by_a_mark(parts).scan(before_the_first, self._announce)
         agreed = (
             announced.prefetch(tf.data.AUTOTUNE)
-            .map(self._hear)
-            .take_while(lambda numbers, box: numbers[0] != _ENDED)
+            .take_while(self._goes_on)
             # A `map` could be made parallel by TensorFlow, and then run ahead.
             .scan(pipeline.empty_box(), self._unboxed)
         )
@@ -82,55 +84,31 @@ class Steps:
                 numbers.append(self._padding.sizes(part.data))
             return tf.concat(numbers, 0), pipeline.boxed(self._spec, part.data)
 
-        @tf.autograph.experimental.do_not_convert
-        def mark(_: tf.Tensor) -> Any:
-            length = 2 + (self._padding.count if self._padding else 0)
-            numbers = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
-            return numbers, pipeline.empty_box()
-
-        end = tf.data.Dataset.range(1).map(mark)
+        length = 2 + (self._padding.count if self._padding else 0)
+        mark = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
+        end = tf.data.Dataset.from_tensors((mark, pipeline.empty_box()))
         return parts.map(boxed).concatenate(end.repeat() if self._own_data else end)
 
-    def _passes(self) -> tf.data.Dataset:
-        """Which pass over the data this is, for each step of it."""
-
-        @tf.autograph.experimental.do_not_convert
-        def begin(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(call_python(self._exchange.begin, [], tf.int64), ())
-
-        passes = tf.data.Dataset.range(1).map(begin)
-        return passes.flat_map(lambda number: tf.data.Dataset.from_tensors(number).repeat())
-
     @tf.autograph.experimental.do_not_convert
-    def _announce(self, step: Any, pass_number: tf.Tensor) -> Any:
+    def _announce(self, pass_number: tf.Tensor, step: Any) -> Any:
         numbers, box = step
         place = call_python(self._exchange.announce, [pass_number, numbers], tf.int64)
-        return tf.ensure_shape(place, (2,)), tf.ensure_shape(numbers, numbers.shape), box
+        place = tf.ensure_shape(place, (2,))
+        return place[0], (place, numbers, box)
 
     @tf.autograph.experimental.do_not_convert
-    def _hear(self, place: tf.Tensor, numbers: tf.Tensor, box: Any) -> Any:
-        agreed = call_python(self._agree, [place, numbers], tf.int64)
-        return tf.ensure_shape(agreed, numbers.shape), box
-
-    def _agree(self, place: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of a step for all ranks: own count, sum of counts, longest samples."""
-        try:
-            others = self._exchange.hear(place, len(numbers))
-            everyones = {world.get_rank(): numbers, **others}
-            if self._own_data:
-                return _sum_of_all(place, numbers, everyones)
-            _check_same_batch(place, numbers, everyones)
-            longest = np.max(list(everyones.values()), axis=0)
-            return np.concatenate([numbers[:2], longest[2:]])
-        except Exception as error:
-            self._exchange.give_up(place)
-            self.problem = error  # what TensorFlow makes of it is hard to read
-            raise
+    def _goes_on(self, place: tf.Tensor, numbers: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+        del box
+        goes_on = call_python(self._exchange.agree, [place, numbers], tf.bool)
+        return tf.ensure_shape(goes_on, ())
 
     @tf.autograph.experimental.do_not_convert
-    def _unboxed(self, last: Any, step: Any) -> Any:
+    def _unboxed(self, last: tf.Tensor, step: Any) -> Any:
         """The part; where this rank's own data have ended, its last one, counting nothing."""
-        numbers, box = step
+        place, numbers, box = step
+        if self._own_data or self._padding:
+            agreed = call_python(self._exchange.take_agreed, [place], tf.int64)
+            numbers = tf.ensure_shape(agreed, numbers.shape)
         if self._own_data:
             box = tf.cond(pipeline.has_element(box), lambda: box, lambda: last)
         data = pipeline.unboxed(self._spec, box)
@@ -177,7 +155,9 @@ def _described(numbers: np.ndarray) -> str:
 class _Exchange:
     """Messages about steps, each marked with the pass over the data and the step in it."""
 
-    def __init__(self, everyone: bool) -> None:
+    def __init__(self, own_data: bool, everyone: bool) -> None:
+        self.problem: Exception | None = None
+        self._own_data = own_data
         self._communicator = world.communicator("data")
         self._number = next(_feeds)
         rank, size = world.get_rank(), world.get_size()
@@ -187,6 +167,7 @@ class _Exchange:
         self._speakers = others if everyone else others[-1:]
         self._passes = itertools.count()
         self._next_place = (0, 0)
+        self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
         self._lock = threading.Lock()
 
@@ -194,21 +175,43 @@ class _Exchange:
     def _tag(self) -> int:
         return self._number % _LARGEST_TAG
 
-    def begin(self) -> np.int64:
-        """Begins another pass over the data."""
-        return np.int64(next(self._passes))
-
     def announce(self, pass_number: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Tells the others the numbers of the next step of a pass, and returns its place."""
         with self._lock:
-            place = max(self._next_place, (int(pass_number), 0))
-            if place[0] != pass_number:
-                return np.array([pass_number, _GIVEN_UP], np.int64)  # nobody will take this step
-            self._next_place = (place[0], place[1] + 1)
+            number = next(self._passes) if pass_number == _NO_PASS else int(pass_number)
+            place = max(self._next_place, (number, 0))
+            if place[0] != number:
+                return np.array([number, _GIVEN_UP], np.int64)  # nobody will take this step
+            self._next_place = (number, place[1] + 1)
             self._send(np.array([self._number, *place, *numbers], np.int64))
         return np.array(place, np.int64)
 
-    def give_up(self, place: np.ndarray) -> None:
+    def agree(self, place: np.ndarray, numbers: np.ndarray) -> np.bool_:
+        """Whether there is such a step, after what the others say; all are to take it then."""
+        try:
+            others = self._hear(place, len(numbers))
+            everyones = {world.get_rank(): numbers, **others}
+            if self._own_data:
+                agreed = _sum_of_all(place, numbers, everyones)
+            else:
+                _check_same_batch(place, numbers, everyones)
+                longest = np.max(list(everyones.values()), axis=0)
+                agreed = np.concatenate([numbers[:2], longest[2:]])
+        except Exception as error:
+            self._give_up(place)
+            self.problem = error  # what TensorFlow makes of it is hard to read
+            raise
+        self._agreed = {_key(place): agreed}
+        return np.bool_(agreed[0] != _ENDED)
+
+    def take_agreed(self, place: np.ndarray) -> np.ndarray:
+        """The numbers of the step that was agreed on last.
+
+        They are this rank's count, the sum of all counts, and the longest samples of all.
+        """
+        return self._agreed.pop(_key(place))
+
+    def _give_up(self, place: np.ndarray) -> None:
         """Tells the others not to wait for this rank."""
         with self._lock:
             self._send(np.array([self._number, place[0], _GIVEN_UP], np.int64))
@@ -219,7 +222,7 @@ class _Exchange:
         for rank in self._hearers:
             self._sent.append((self._communicator.Isend(message, rank, self._tag), message))
 
-    def hear(self, place: np.ndarray, length: int) -> dict[int, np.ndarray]:
+    def _hear(self, place: np.ndarray, length: int) -> dict[int, np.ndarray]:
         """What the others say of a step, by rank."""
         return {rank: self._hear_from(rank, place, length) for rank in self._speakers}
 
@@ -241,3 +244,7 @@ class _Exchange:
                     f"{world.get_rank()}: all ranks must iterate a dataset equally often."
                 )
             # Otherwise it is from a pass that was not gone through to its end.
+
+
+def _key(place: np.ndarray) -> tuple[int, int]:
+    return int(place[0]), int(place[1])
