@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -197,3 +197,38 @@ def test_a_message_tells_that_data_are_not_distributed(
     with caplog.at_level("INFO", LOGGER.name):
         _compiled().evaluate(_shard(0, 1), verbose=0, tnt_distribute_dataset=False)
     assert "The evaluation data are not distributed" in caplog.text
+
+
+def _warnings(fit: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> str:
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("WARNING", LOGGER.name):
+        patch.setattr(LOGGER, "propagate", True)
+        fit()
+    return caplog.text
+
+
+def _shuffled(after: tf.data.Dataset) -> tf.data.Dataset:
+    return after.shuffle(13, seed=1).batch(2)
+
+
+def test_data_that_one_rank_has_looked_at_before_give_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dataset = _shuffled(tf.data.Dataset.from_tensor_slices(classification_data()))
+    if tnt.get_rank() == tnt.get_size() - 1:
+        next(iter(dataset))
+    text = _warnings(lambda: _compiled().fit(dataset, verbose=0), caplog)
+    assert "The ranks do not have the same data" in text
+
+
+def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def looked_at() -> dict[str, Any]:
+        dataset = _shuffled(tf.data.Dataset.from_tensor_slices(classification_data()))
+        next(iter(dataset))
+        return {"x": dataset.map(lambda x, y: (x, y))}
+
+    def train() -> None:
+        assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, looked_at)
+
+    assert not _warnings(train, caplog)

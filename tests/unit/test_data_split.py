@@ -437,6 +437,16 @@ def test_records(tmp_path: Path) -> None:
     assert seen == [number for batch in make(deterministic=True) for number in _leaves(batch)[0]]
 
 
+def test_a_map_that_keeps_count_sees_all_samples() -> None:
+    def make() -> tf.data.Dataset:
+        counter = tf.Variable(0, dtype=tf.int64)
+        counters.append(counter)
+        return _range(9).map(lambda i: (i, counter.assign_add(2))).batch(4)
+
+    counters: list[tf.Variable] = []  # a dataset does not keep its variables
+    assert_parts_are_batches(make, 2)
+
+
 def test_batches_whose_tensors_do_not_go_together_are_an_error() -> None:
     zipped = tf.data.Dataset.zip((_range(9).batch(4), _range(9).batch(3)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):

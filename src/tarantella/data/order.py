@@ -63,7 +63,7 @@ def drawing_as_rank(function: Any, rank: int) -> Any:
     the second and all others. The master draws as it would alone.
     """
     for variable in function.function.graph.variables:
-        if "seed_generator_state" in variable.name:  # of a Keras layer
+        if pipeline.is_seed(variable):
             variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
     if rank == 0 or not any(_has_seed(node) for node in pipeline.nodes(function)):
         return function

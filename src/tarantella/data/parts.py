@@ -16,6 +16,7 @@ NOT_BATCHED = (
     "The dataset has no batch dimension. Batch it with the global batch size: "
     "`dataset = dataset.batch(batch_size)`."
 )
+_SLICED = (tf.Tensor, tf.RaggedTensor)
 DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
 
 
@@ -30,11 +31,13 @@ class Part(NamedTuple):
         count: How many samples of the global batch are this rank's; can be 0.
         total: How many samples the global batch has.
         data: The samples, in the structure of the dataset's elements; at least one.
+        mark: A number that batches with different samples do not share, or nothing.
     """
 
     count: Any
     total: Any
     data: Any
+    mark: Any = ()
 
 
 def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -80,6 +83,29 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
 
 
+def mark(samples: Any) -> tf.Tensor:
+    """A number that differs for different samples, made of the first one of them."""
+    return mark_of_one(
+        [
+            leaf[:1]
+            for leaf in tf.nest.flatten(samples)
+            if isinstance(leaf, _SLICED) and _rank(leaf) != 0
+        ]
+    )
+
+
+def mark_of_one(sample: Any) -> tf.Tensor:
+    """A number that differs for different samples."""
+    number = tf.constant(0, tf.int64)
+    for leaf in tf.nest.flatten(sample):
+        if isinstance(leaf, tf.RaggedTensor):
+            leaf = leaf.flat_values
+        if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.variant, tf.resource):
+            hashed = tf.fingerprint(tf.reshape(leaf, [1, -1]))
+            number = tf.bitwise.bitwise_xor(number, tf.bitcast(hashed, tf.int64)[0])
+    return number
+
+
 def whole(batch: Any) -> Part:
     """A batch of which all samples are this rank's."""
     return cut(batch, 0, 1)
@@ -101,7 +127,7 @@ def _rank(leaf: Any) -> int | None:
 
 
 def _is_batched(leaf: Any) -> bool:
-    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and _rank(leaf) != 0
+    return isinstance(leaf, (*_SLICED, tf.SparseTensor)) and _rank(leaf) != 0
 
 
 def _rows(leaf: Any) -> tf.Tensor:

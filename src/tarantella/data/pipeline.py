@@ -145,6 +145,11 @@ def leaves(element: Any) -> list[Any]:
     return list(nest.flatten(element))
 
 
+def first(dataset: tf.data.Dataset) -> Any:
+    """The first element of a dataset that has one."""
+    return dataset.take(1).get_single_element()
+
+
 def packed(like: Any, members: list[Any]) -> Any:
     """The members in the structure of another element."""
     return nest.pack_sequence_as(like, members)
@@ -184,6 +189,18 @@ def nodes(function: Any) -> list[Any]:
     """The definitions of all operations in a traced function."""
     definition = function.function.graph.as_graph_def()
     return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a Keras seed generator."""
+    return "seed_generator_state" in variable.name
+
+
+def changes_state(function: Any) -> bool:
+    """Whether a function writes to a variable, so that its calls depend on each other."""
+    graph = function.function.graph
+    writes = any(node.op.startswith("Assign") and "Variable" in node.op for node in nodes(function))
+    return writes and not all(is_seed(variable) for variable in graph.variables)
 
 
 def traced_again(function: Any, spec: Any = None) -> Any:
@@ -274,7 +291,7 @@ def batched_like(
     if not isinstance(like, PaddedBatch):
         calls = parallel_calls(like)
         return tagged.batch(batch_size, drop_remainder, num_parallel_calls=calls), None
-    shapes = ([2], like._padded_shapes)
+    shapes = ([3], like._padded_shapes)
     values = (tf.constant(0, tf.int64), like._padding_values)
     padding = Padding.of(leaves(like._padded_shapes), leaves(like._padding_values))
     return tagged.padded_batch(batch_size, shapes, values, drop_remainder), padding

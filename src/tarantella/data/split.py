@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,8 @@ def cut(dataset: tf.data.Dataset, rank: int, size: int) -> Split:
 
     @tf.autograph.experimental.do_not_convert
     def part_of(*batch: Any) -> Part:
-        return parts.cut(pipeline.as_one(batch, dataset.element_spec), rank, size)
+        whole = pipeline.as_one(batch, dataset.element_spec)
+        return parts.cut(whole, rank, size)._replace(mark=parts.mark(whole))
 
     return Split(dataset.map(part_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
 
@@ -160,6 +161,8 @@ def _lift(dataset: tf.data.Dataset, settled: bool = True) -> _Lifted:
         return _lift_zip(dataset)
     if isinstance(dataset, pipeline.Map):
         (function,) = pipeline.functions(dataset)
+        if pipeline.changes_state(function):  # it counts samples, say, and must see them all
+            return _Lifted(dataset)
         stage = _Map(function, pipeline.parallel_calls(dataset))
         return _lift_source(dataset, settled).and_then(stage)
     if isinstance(dataset, _PICKS):
@@ -257,21 +260,25 @@ class _Splitter:
 
         @tf.autograph.experimental.do_not_convert
         def part_of(tags: tf.Tensor, data: Any) -> Part:
-            return Part(tags[0, 0], tags[0, 1], data)
+            return Part(tags[0, 0], tags[0, 1], data, tags[0, 2])
 
         return Split(batches.map(part_of), padding)
 
     def _own_elements(
         self, dataset: tf.data.Dataset, batch_size: int, drop_remainder: bool
     ) -> tf.data.Dataset:
-        """This rank's elements of each batch to be, tagged with (own, all) numbers of them."""
+        """This rank's elements of each batch to be, tagged.
+
+        A tag is the number of this rank's elements, that of all, and the mark of the batch.
+        """
 
         @tf.autograph.experimental.do_not_convert
         def own(*window: Any) -> tf.data.Dataset:
             window = pipeline.as_one(window, windows.element_spec)
             total = pipeline.leaves(window)[0].cardinality()
             begin, count = parts.bounds(total, self.rank, self.size)
-            tag = tf.data.Dataset.from_tensors(tf.stack([count, total])).repeat()
+            mark = parts.mark_of_one([pipeline.first(one) for one in pipeline.leaves(window)])
+            tag = tf.data.Dataset.from_tensors(tf.stack([count, total, mark])).repeat()
             members = [
                 member.skip(tf.minimum(begin, total - 1)).take(tf.maximum(count, 1))
                 for member in pipeline.leaves(window)
@@ -332,7 +339,8 @@ class _Splitter:
             with tf.control_dependencies([check for check in checks if check is not None]):
                 total = tf.identity(first.total)
             data = pipeline.packed(pipeline.components(dataset), [one.data for one in several])
-            return Part(first.count, total, data)
+            mark = reduce(tf.bitwise.bitwise_xor, [one.mark for one in several])
+            return Part(first.count, total, data, mark)
 
         return Split(zipped.map(joined))
 

@@ -20,14 +20,19 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.calls import call_python
-from tarantella.comm.waiting import wait
+from tarantella.comm.waiting import wait_aside
 from tarantella.data import pipeline
 from tarantella.data.parts import Part
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
 from tarantella.runtime import world
+from tarantella.runtime.cores import usable_cores
+from tarantella.runtime.log import LOGGER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
+# Where in the numbers of a step there are those of this rank's samples and of all, the mark of
+# the batch, and the sizes of the longest samples.
+_COUNT, _TOTAL, _MARK, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever comes to
@@ -72,6 +77,9 @@ class Steps:
         )
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
+        if parts.options().threading.private_threadpool_size is None:
+            # One more than usual: hearing keeps a thread waiting, and the others prepare data.
+            options.threading.private_threadpool_size = len(usable_cores()) + 1
         return agreed.with_options(options)
 
     def _ended_by_a_mark(self, parts: tf.data.Dataset) -> tf.data.Dataset:
@@ -79,12 +87,13 @@ class Steps:
 
         @tf.autograph.experimental.do_not_convert
         def boxed(part: Part) -> Any:
-            numbers = [tf.stack([part.count, part.total])]
+            mark = part.mark if isinstance(part.mark, tf.Tensor) else tf.constant(0, tf.int64)
+            numbers = [tf.stack([part.count, part.total, mark])]
             if self._padding:
                 numbers.append(self._padding.sizes(part.data))
             return tf.concat(numbers, 0), pipeline.boxed(self._spec, part.data)
 
-        length = 2 + (self._padding.count if self._padding else 0)
+        length = _SIZES + (self._padding.count if self._padding else 0)
         mark = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
         end = tf.data.Dataset.from_tensors((mark, pipeline.empty_box()))
         return parts.map(boxed).concatenate(end.repeat() if self._own_data else end)
@@ -113,32 +122,33 @@ class Steps:
             box = tf.cond(pipeline.has_element(box), lambda: box, lambda: last)
         data = pipeline.unboxed(self._spec, box)
         if self._own_data:
-            rows = tf.where(numbers[0] > 0, numbers[0], 1)
+            rows = tf.maximum(numbers[_COUNT], 1)
             data = tf.nest.map_structure(lambda leaf: leaf[:rows], data)
         if self._padding:
-            data = self._padding.fill_up(data, numbers[2:])
-        return box if self._own_data else last, Part(numbers[0], numbers[1], data)
+            data = self._padding.fill_up(data, numbers[_SIZES:])
+        return box if self._own_data else last, Part(numbers[_COUNT], numbers[_TOTAL], data)
 
 
 def _sum_of_all(
     place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> np.ndarray:
-    ended = [rank for rank, one in everyones.items() if one[0] == _ENDED]
+    ended = [rank for rank, one in everyones.items() if one[_COUNT] == _ENDED]
     if len(ended) == len(everyones):
         return numbers
     if ended and place[1] == 0:
         raise InputError(
             f"The data of rank {ended[0]} are empty: give every rank at least one batch."
         )
-    counts = [max(int(one[0]), 0) for one in everyones.values()]
-    return np.array([max(int(numbers[0]), 0), sum(counts), *numbers[2:]], np.int64)
+    counts = {rank: max(int(one[_COUNT]), 0) for rank, one in everyones.items()}
+    own = counts[world.get_rank()]
+    return np.array([own, sum(counts.values()), *numbers[_MARK:]], np.int64)
 
 
 def _check_same_batch(
     place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> None:
     for rank, theirs in everyones.items():
-        if int(theirs[1]) != int(numbers[1]):
+        if int(theirs[_TOTAL]) != int(numbers[_TOTAL]):
             raise MismatchError(
                 f"The data differ between the ranks in step {int(place[1]) + 1}: rank "
                 f"{world.get_rank()} has {_described(numbers)}, rank {rank} has "
@@ -149,7 +159,11 @@ def _check_same_batch(
 
 
 def _described(numbers: np.ndarray) -> str:
-    return "come to the end" if numbers[0] == _ENDED else f"a batch of {int(numbers[1])} samples"
+    return (
+        "come to the end"
+        if numbers[_COUNT] == _ENDED
+        else f"a batch of {int(numbers[_TOTAL])} samples"
+    )
 
 
 class _Exchange:
@@ -167,6 +181,7 @@ class _Exchange:
         self._speakers = others if everyone else others[-1:]
         self._passes = itertools.count()
         self._next_place = (0, 0)
+        self._in_doubt = self._has_warned = False
         self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
         self._lock = threading.Lock()
@@ -183,7 +198,7 @@ class _Exchange:
             if place[0] != number:
                 return np.array([number, _GIVEN_UP], np.int64)  # nobody will take this step
             self._next_place = (number, place[1] + 1)
-            self._send(np.array([self._number, *place, *numbers], np.int64))
+            self._send(np.array([self._number, *place, self._in_doubt, *numbers], np.int64))
         return np.array(place, np.int64)
 
     def agree(self, place: np.ndarray, numbers: np.ndarray) -> np.bool_:
@@ -195,14 +210,29 @@ class _Exchange:
                 agreed = _sum_of_all(place, numbers, everyones)
             else:
                 _check_same_batch(place, numbers, everyones)
+                self._compare_marks(place, everyones)
                 longest = np.max(list(everyones.values()), axis=0)
-                agreed = np.concatenate([numbers[:2], longest[2:]])
+                agreed = np.concatenate([numbers[:_SIZES], longest[_SIZES:]])
         except Exception as error:
             self._give_up(place)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
         self._agreed = {_key(place): agreed}
-        return np.bool_(agreed[0] != _ENDED)
+        return np.bool_(agreed[_COUNT] != _ENDED)
+
+    def _compare_marks(self, place: np.ndarray, everyones: dict[int, np.ndarray]) -> None:
+        """Warns once if the ranks' batches are not the same, as far as their marks tell."""
+        self._in_doubt = self._in_doubt or len({int(one[_MARK]) for one in everyones.values()}) > 1
+        if self._in_doubt and not self._has_warned:
+            self._has_warned = True
+            LOGGER.warning(
+                "The ranks do not have the same data: up to step %d, a batch began with different "
+                "samples on two ranks, so that samples are left out and others used twice. Seed "
+                "what is random in the data, and let all ranks go through a dataset equally often "
+                "before they train with it; or pass `tnt_distribute_dataset=False` if every rank "
+                "brings its own part.",
+                int(place[1]) + 1,
+            )
 
     def take_agreed(self, place: np.ndarray) -> np.ndarray:
         """The numbers of the step that was agreed on last.
@@ -228,12 +258,13 @@ class _Exchange:
 
     def _hear_from(self, rank: int, place: np.ndarray, length: int) -> np.ndarray:
         expected = (self._number, *map(int, place))
-        message = np.empty(3 + length, np.int64)
+        message = np.empty(4 + length, np.int64)
         while True:
-            wait(self._communicator.Irecv(message, rank, self._tag))
+            wait_aside(self._communicator.Irecv(message, rank, self._tag))
             said = tuple(int(number) for number in message[:3])
             if said == expected:
-                return message[3:]
+                self._in_doubt = self._in_doubt or bool(message[3])  # it goes round
+                return message[4:]
             if said == (*expected[:2], _GIVEN_UP):
                 raise MismatchError(
                     f"Rank {rank} cannot go on, as its data do not go together with another rank's."
