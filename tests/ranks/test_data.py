@@ -102,31 +102,6 @@ def test_arrays_in_the_order_of_the_users_seed() -> None:
     )
 
 
-def test_generator_of_batches() -> None:
-    x, y = classification_data()
-
-    def generate() -> Iterator[tuple[Any, Any]]:
-        while True:
-            for start in range(0, 12, 4):
-                yield x[start : start + 4], y[start : start + 4]
-
-    # How far Keras has read ahead when an epoch ends is left to chance, so one fit only.
-    _train(lambda: {"x": generate(), "steps_per_epoch": 3}, second_fit=False)
-
-
-def test_py_dataset() -> None:
-    x, y = classification_data()
-
-    class Batches(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            return x[4 * index : 4 * index + 4], y[4 * index : 4 * index + 4]
-
-    _train(lambda: {"x": Batches()})
-
-
 def _everyones_batches(feed: Feed) -> list[np.ndarray]:
     """What all ranks are given in each step, put together."""
     result = []
@@ -193,13 +168,6 @@ def test_shuffle_inside_a_function_is_the_same_on_all_ranks() -> None:
     dataset = tf.data.Dataset.range(4).flat_map(lambda i: tf.data.Dataset.range(9).shuffle(9))
     seen = np.concatenate(_everyones_batches(Feed.of(dataset.batch(9))))
     assert sorted(seen[:9]) == list(range(9))
-
-
-def test_dataset_that_is_not_batched_says_so() -> None:
-    model = tnt.Model(small_model())
-    model.compile(**CLASSIFICATION)
-    with pytest.raises(ValueError, match=r"dataset\.batch\(batch_size\)"):
-        model.fit(tf.data.Dataset.range(8))
 
 
 def test_predictions_come_in_the_order_of_the_samples() -> None:

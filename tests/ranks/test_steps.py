@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -232,3 +234,27 @@ def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
         assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, looked_at)
 
     assert not _warnings(train, caplog)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="binds itself to a core")
+def test_a_rank_that_waits_for_another_goes_on_preparing_its_data() -> None:
+    is_late = tnt.get_rank() == tnt.get_size() - 1
+    prepared: list[int] = []
+
+    def prepare(number: Any) -> Any:
+        if is_late and number == 0:
+            time.sleep(0.5)
+        prepared.append(int(number))
+        return number
+
+    def mapped(number: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(prepare, [number], tf.int64), ())
+
+    dataset = tf.data.Dataset.range(50).map(mapped).batch(1).prefetch(50)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # so TensorFlow has a thread for the pipeline, not more
+    try:
+        next(iter(Feed.of(dataset, distribute=False).get_tf_dataset()))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert is_late or len(prepared) == 50

@@ -69,11 +69,12 @@ class DistributedDataset:
 
     Attributes:
         dataset: The dataset that it was made from.
+        micro_batch_size: How many samples a rank gets of each batch, if that was stated.
     """
 
     def __init__(self, dataset: Any, micro_batch_size: int | None = None) -> None:
         self.dataset = dataset
-        self._micro_batch_size = micro_batch_size
+        self.micro_batch_size = micro_batch_size
         self._counts = (1, world.get_size())
         if not self._is_plain:
             _ = self.feed  # what is wrong with the dataset is said here, not in the loop
@@ -81,9 +82,9 @@ class DistributedDataset:
     @cached_property
     def feed(self) -> Feed:
         """The parts, as `fit` takes them."""
-        if self._micro_batch_size is None:
+        if self.micro_batch_size is None:
             return Feed.of(self.dataset)
-        return Feed.of(self.dataset, micro_batch_size=self._micro_batch_size)
+        return Feed.of(self.dataset, micro_batch_size=self.micro_batch_size)
 
     @property
     def share(self) -> float:
@@ -137,7 +138,7 @@ class DistributedDataset:
     @property
     def _is_plain(self) -> bool:
         """Whether the dataset's own batches are just what is to be handed out."""
-        alone = world.get_size() == 1 and self._micro_batch_size is None
+        alone = world.get_size() == 1 and self.micro_batch_size is None
         return alone and isinstance(self.dataset, tf.data.Dataset)
 
 

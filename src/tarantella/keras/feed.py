@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tarantella.comm import collectives
 from tarantella.comm.agreement import check_same
-from tarantella.data import arrays, order, parts, randomness
+from tarantella.data import arrays, order, parts, pipeline, randomness
 from tarantella.data.parts import Part
+from tarantella.data.passes import Passes
 from tarantella.data.split import Split, cut, find_batch_size, split
 from tarantella.data.steps import Steps
 from tarantella.errors import InputError
@@ -30,14 +31,25 @@ class Feed(internals.DataAdapter):
         adapter: Keras's adapter of the data.
         own: This rank's parts.
         own_data: Whether the data are this rank's own, and not the same on all ranks.
+        steps_per_epoch: How many steps an epoch has, if that was stated.
+
+    Attributes:
+        steps_per_epoch: The same for Keras; None where an epoch is a pass over the feed.
     """
 
-    def __init__(self, adapter: Any, own: Split, own_data: bool = False) -> None:
+    def __init__(
+        self, adapter: Any, own: Split, own_data: bool = False, steps_per_epoch: int | None = None
+    ) -> None:
         self._adapter = adapter
         check_same(_described(own.parts.element_spec.data), "the data")
         self._steps = Steps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
-        self._draws_alike = internals.draws_in_python(adapter) and not own_data
+        self.steps_per_epoch = steps_per_epoch
+        if _goes_on(adapter, steps_per_epoch):
+            self._num_batches, self.steps_per_epoch = steps_per_epoch, None
+        # In the middle of a pass each rank has read, and drawn, as far ahead as it got.
+        between_passes = self.steps_per_epoch is None
+        self._draws_alike = internals.draws_in_python(adapter) and between_passes and not own_data
 
     @classmethod
     def of(
@@ -48,6 +60,7 @@ class Feed(internals.DataAdapter):
         *,
         micro_batch_size: int | None = None,
         distribute: bool = True,
+        purpose: str = "",
         **options: Any,
     ) -> Feed:
         """The feed of what was passed to `fit`, `evaluate` or `predict`.
@@ -59,25 +72,32 @@ class Feed(internals.DataAdapter):
             micro_batch_size: How many samples of a batch each rank gets.
             distribute: Whether all ranks pass the same data, and each works on its part of
                 every batch; otherwise the batches are this rank's own already.
+            purpose: As in `in_batches`.
             **options: More arguments of Keras's data adapters.
         """
-        x = getattr(x, "feed", x)  # of a DistributedDataset
-        if isinstance(x, Feed):
-            return x
+        feed = getattr(x, "feed", x)  # of a DistributedDataset
+        if isinstance(feed, Feed):
+            return feed
         ranks = world.get_size() if distribute else 1
-        x, options = in_batches(x, micro_batch_size, options, ranks)
+        x, options = in_batches(x, micro_batch_size, options, ranks, purpose)
         if isinstance(x, tf.data.Dataset):
             return cls._of_dataset(x, y, sample_weight, distribute, options)
+        steps = options.get("steps_per_epoch")
+        anew = bool(purpose)  # Keras validates with the first batches each time
+        if distribute:
+            check_same(_kind(x), "the kind of data")
+            if not internals.is_arrays(x):
+                randomness.share()  # before Keras has a look at the first batches
         adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
         if not distribute:
-            return cls(adapter, _whole(adapter.get_tf_dataset()), own_data=True)
+            dataset = _read_in_passes(adapter, steps, anew)
+            return cls(adapter, _whole(dataset), own_data=True, steps_per_epoch=steps)
         if internals.is_array_adapter(adapter) and arrays.can_take(internals.arrays_of(adapter)):
-            return cls(adapter, _rows_of_arrays(adapter))
-        if internals.draws_in_python(adapter):
-            randomness.share()
+            return cls(adapter, _rows_of_arrays(adapter), steps_per_epoch=steps)
         with order.common_seed():
-            dataset = adapter.get_tf_dataset()
-        return cls(adapter, cut(dataset, world.get_rank(), world.get_size()))
+            dataset = _read_in_passes(adapter, steps, anew)
+        own = cut(dataset, world.get_rank(), world.get_size())
+        return cls(adapter, own, steps_per_epoch=steps)
 
     @classmethod
     def _of_dataset(
@@ -93,10 +113,13 @@ class Feed(internals.DataAdapter):
         adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
         if find_batch_size(dataset) is None and parts.has_scalars(dataset.element_spec):
             raise InputError(parts.NOT_BATCHED)
+        if distribute:
+            check_same(_kind(dataset), "the kind of data")
         own = _split_once(dataset) if distribute else _whole(dataset)
         if class_weight is not None:
             own = _with_class_weights(own, class_weight)
-        return cls(adapter, own, own_data=not distribute)
+        steps = options.get("steps_per_epoch")
+        return cls(adapter, own, own_data=not distribute, steps_per_epoch=steps)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -154,7 +177,7 @@ def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
 
 
 def in_batches(
-    x: Any, micro_batch_size: int | None, options: dict[str, Any], ranks: int
+    x: Any, micro_batch_size: int | None, options: dict[str, Any], ranks: int, purpose: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     """The data and options with the batch size that a micro-batch size asks for.
 
@@ -163,20 +186,27 @@ def in_batches(
         micro_batch_size: How many samples of a batch each rank is to get; None: not stated.
         options: Arguments for Keras's data adapters, `batch_size` among them.
         ranks: How many ranks share a batch.
+        purpose: How the names of such arguments begin: "validation_", or not at all.
     """
+    name = f"tnt_{purpose}micro_batch_size"
     batch_size = options.get("batch_size")
     if batch_size is not None:
-        _require_size("batch_size", batch_size)
+        _require_size(f"{purpose}batch_size", batch_size)
     if micro_batch_size is None:
         return x, options
-    wanted = _require_size("tnt_micro_batch_size", micro_batch_size) * ranks
+    wanted = _require_size(name, micro_batch_size) * ranks
     if isinstance(x, tf.data.Dataset):
         batch_size = find_batch_size(x)
-        if batch_size is None:
+        if batch_size is None and not _is_in_batches(x):
             return x.batch(wanted), options
+        if batch_size is None:
+            raise InputError(
+                f"{name} cannot be used with a dataset in batches whose size cannot be told: "
+                "leave it out, or make the batches last, all with `dataset.batch(batch_size)`."
+            )
     elif not internals.is_arrays(x):
         raise InputError(
-            f"tnt_micro_batch_size cannot be used with a {type(x).__name__}, which comes in "
+            f"{name} cannot be used with a {type(x).__name__}, which comes in "
             "batches already: leave it out, and make the batches of the global size."
         )
     elif batch_size is None:
@@ -184,11 +214,20 @@ def in_batches(
     if batch_size != wanted:
         shared = f"{ranks} ranks, each with" if ranks > 1 else "a rank with"
         raise InputError(
-            f"tnt_micro_batch_size={micro_batch_size} contradicts the batch size {batch_size}: "
+            f"{name}={micro_batch_size} contradicts the batch size {batch_size}: "
             f"{shared} {micro_batch_size} samples of a batch, make {wanted}. Leave one of them "
             "out, or make them fit."
         )
     return x, options
+
+
+def _is_in_batches(dataset: tf.data.Dataset) -> bool:
+    """Whether a transformation makes batches, and none behind it takes them apart again."""
+    name = pipeline.name_of(dataset)
+    if name in ("flat_map", "interleave", "unbatch"):
+        return False
+    makes_batches = name.endswith(("batch", "group_by_window"))
+    return makes_batches or any(map(_is_in_batches, pipeline.sources(dataset)))
 
 
 def _require_size(name: str, value: Any) -> int:
@@ -224,6 +263,20 @@ def _whole(dataset: tf.data.Dataset) -> Split:
     return Split(dataset.map(part_of))
 
 
+def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
+    """Whether data from Python code go on from one epoch to the next, without an end."""
+    python = internals.draws_in_python(adapter)
+    return python and bool(steps_per_epoch) and adapter.num_batches is None
+
+
+def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf.data.Dataset:
+    """The batches of an adapter, those of an epoch in each pass."""
+    if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
+        return adapter.get_tf_dataset()
+    with internals.read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
+        return adapter.get_tf_dataset()
+
+
 def _rows_of_arrays(adapter: Any) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
     rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
@@ -246,6 +299,13 @@ def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
         return part._replace(data=weigh(*part.data))
 
     return replace(own, parts=own.parts.map(weighted))
+
+
+def _kind(x: Any) -> str:
+    """What must be the same on all ranks before they look at the data together."""
+    if isinstance(x, tf.data.Dataset):
+        return "a tf.data.Dataset"
+    return "arrays" if internals.is_arrays(x) else f"a {type(x).__name__}"
 
 
 def _described(spec: Any) -> Any:

@@ -48,6 +48,7 @@ __all__ = [
     "keras_mask",
     "mask_epsilon",
     "merged_sample_weight",
+    "read_with",
     "replaced",
     "save_as",
     "set_keras_mask",
@@ -114,6 +115,18 @@ def index_adapter(adapter: Any) -> Any:
 def draws_in_python(adapter: Any) -> bool:
     """Whether the batches come from Python code, which may draw random numbers for them."""
     return isinstance(adapter, (GeneratorDataAdapter, PyDatasetAdapter, TorchDataLoaderAdapter))
+
+
+@contextmanager
+def read_with(wrap: Callable[[Callable[[], Any]], Callable[[], Any]]) -> Iterator[None]:
+    """Puts something around the Python functions that adapters make datasets of batches from."""
+    plain = tf.data.Dataset.from_generator
+
+    def from_generator(begin: Callable[[], Any], *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        return plain(wrap(begin), *args, **kwargs)
+
+    with replaced([(tf.data.Dataset, "from_generator", staticmethod(from_generator))]):
+        yield
 
 
 def class_weight_map(class_weight: dict[int, float]) -> Callable[..., Any]:

@@ -200,7 +200,10 @@ class Model(keras.Model):
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             validation_data, validation_batch_size = _alone(
-                validation_data, validation_batch_size, tnt_validation_micro_batch_size
+                validation_data,
+                validation_batch_size,
+                tnt_validation_micro_batch_size,
+                "validation_",
             )
             return super().fit(
                 x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,
@@ -226,7 +229,7 @@ class Model(keras.Model):
         validation = None
         if validation_data is not None:
             _tell_of_own_data("validation", tnt_distribute_validation_dataset)
-            if not validation_batch_size and not tnt_validation_micro_batch_size:
+            if validation_batch_size is None and tnt_validation_micro_batch_size is None:
                 validation_batch_size = batch_size or (tnt_micro_batch_size and feed.batch_size)
             validation = Feed.of(
                 *keras.utils.unpack_x_y_sample_weight(validation_data),
@@ -234,6 +237,7 @@ class Model(keras.Model):
                 steps_per_epoch=validation_steps,
                 micro_batch_size=tnt_validation_micro_batch_size,
                 distribute=tnt_distribute_validation_dataset,
+                purpose="validation_",
             )
         self._start_from_master(feed)
         with feed.explaining(), validation.explaining() if validation else nullcontext():
@@ -244,8 +248,8 @@ class Model(keras.Model):
                 callbacks=callbacks,
                 validation_data=validation,
                 initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
+                steps_per_epoch=feed.steps_per_epoch,
+                validation_steps=validation.steps_per_epoch if validation else None,
                 validation_freq=validation_freq,
             )
 
@@ -291,7 +295,7 @@ class Model(keras.Model):
             return super().evaluate(
                 feed,
                 verbose=verbose if shows_output() else 0,
-                steps=steps,
+                steps=feed.steps_per_epoch,
                 callbacks=callbacks,
                 return_dict=return_dict,
                 **kwargs,
@@ -321,15 +325,19 @@ class Model(keras.Model):
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
         )
+        if feed.num_batches == 0:
+            raise InputError("There are no samples in the data: `predict` needs at least one.")
         self._start_from_master(feed, again=False)
         verbose = verbose if shows_output() else 0
         if not callbacks:
             with feed.explaining(), prediction.kept_rows(self) as rows:
-                super().predict(feed, verbose=verbose, steps=steps)
+                super().predict(feed, verbose=verbose, steps=feed.steps_per_epoch)
             return rows.together()
         with feed.explaining(), prediction.gathered_rows(self):
             callbacks = prediction.stopping_together(callbacks)
-            outputs = super().predict(feed, verbose=verbose, steps=steps, callbacks=callbacks)
+            outputs = super().predict(
+                feed, verbose=verbose, steps=feed.steps_per_epoch, callbacks=callbacks
+            )
         prediction.end_together()
         return outputs
 
@@ -463,10 +471,13 @@ class Sequential(Model):
         return _distributed(keras.Sequential(layers, trainable=trainable, name=name))
 
 
-def _alone(x: Any, batch_size: int | None, micro_batch_size: int | None) -> tuple[Any, int | None]:
+def _alone(
+    x: Any, batch_size: int | None, micro_batch_size: int | None, purpose: str = ""
+) -> tuple[Any, int | None]:
     """The data of a rank without others, whose micro-batches are the batches."""
-    x = getattr(x, "dataset", x) if isinstance(x, DistributedDataset) else x
-    x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, ranks=1)
+    if isinstance(x, DistributedDataset):
+        x, micro_batch_size = x.dataset, x.micro_batch_size
+    x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, purpose)
     return x, options["batch_size"]
 
 
