@@ -258,3 +258,12 @@ def test_a_rank_that_waits_for_another_goes_on_preparing_its_data() -> None:
     finally:
         os.sched_setaffinity(0, cores)
     assert is_late or len(prepared) == 50
+
+
+def test_arrays_that_differ_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = classification_data()
+    model = _compiled()
+    assert not _warnings(lambda: model.evaluate(x, y, verbose=0), caplog)
+    x = np.random.default_rng(tnt.get_rank()).normal(size=x.shape)
+    text = _warnings(lambda: model.evaluate(x, y, verbose=0), caplog)
+    assert "The ranks do not have the same data" in text

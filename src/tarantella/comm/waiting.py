@@ -27,9 +27,14 @@ def meet(communicator: Any) -> None:
 
 def wait(request: Any) -> None:
     """Waits for a request to be done; on a core that other ranks need, without holding it."""
-    if not ranks_share_cores():
+    if ranks_share_cores():
+        wait_aside(request)
+    else:
         request.Wait()
-        return
+
+
+def wait_aside(request: Any) -> None:
+    """Waits for a request to be done, and leaves the core to other threads meanwhile."""
     for _ in range(_LOOKS_AT_ONCE):
         if request.Test():
             return

@@ -158,6 +158,17 @@ def _check_same_batch(
             )
 
 
+def warn_of_different_data(evidence: str) -> None:
+    """Tells that ranks which should have the same data do not."""
+    LOGGER.warning(
+        "The ranks do not have the same data: %s. So some samples are left out, and others are "
+        "used twice. Seed what is random in the data, and let all ranks go through a dataset "
+        "equally often before they train with it; or pass `tnt_distribute_dataset=False` if "
+        "every rank brings its own part.",
+        evidence,
+    )
+
+
 def _described(numbers: np.ndarray) -> str:
     return (
         "come to the end"
@@ -225,14 +236,8 @@ class _Exchange:
         self._in_doubt = self._in_doubt or len({int(one[_MARK]) for one in everyones.values()}) > 1
         if self._in_doubt and not self._has_warned:
             self._has_warned = True
-            LOGGER.warning(
-                "The ranks do not have the same data: up to step %d, a batch began with different "
-                "samples on two ranks, so that samples are left out and others used twice. Seed "
-                "what is random in the data, and let all ranks go through a dataset equally often "
-                "before they train with it; or pass `tnt_distribute_dataset=False` if every rank "
-                "brings its own part.",
-                int(place[1]) + 1,
-            )
+            step = int(place[1]) + 1
+            warn_of_different_data(f"up to step {step}, a batch began with different samples")
 
     def take_agreed(self, place: np.ndarray) -> np.ndarray:
         """The numbers of the step that was agreed on last.

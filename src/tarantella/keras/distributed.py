@@ -64,6 +64,13 @@ def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) ->
     return DistributedDataset(dataset, tnt_micro_batch_size)
 
 
+def undistributed(x: Any, micro_batch_size: int | None) -> tuple[Any, int | None]:
+    """The data that `fit` is to distribute itself, and the micro-batch size stated for them."""
+    if isinstance(x, DistributedDataset):
+        return x.dataset, x.micro_batch_size
+    return x, micro_batch_size
+
+
 class DistributedDataset:
     """What `tnt.distribute_dataset` makes: an iterable over this rank's parts of global batches.
 

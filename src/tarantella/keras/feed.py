@@ -18,7 +18,7 @@ from tarantella.data import arrays, order, parts, pipeline, randomness
 from tarantella.data.parts import Part
 from tarantella.data.passes import Passes
 from tarantella.data.split import Split, cut, find_batch_size, split
-from tarantella.data.steps import Steps
+from tarantella.data.steps import Steps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.keras import internals
 from tarantella.runtime import world
@@ -75,9 +75,8 @@ class Feed(internals.DataAdapter):
             purpose: As in `in_batches`.
             **options: More arguments of Keras's data adapters.
         """
-        feed = getattr(x, "feed", x)  # of a DistributedDataset
-        if isinstance(feed, Feed):
-            return feed
+        if isinstance(x, Feed):
+            return x
         ranks = world.get_size() if distribute else 1
         x, options = in_batches(x, micro_batch_size, options, ranks, purpose)
         if isinstance(x, tf.data.Dataset):
@@ -280,6 +279,7 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
 def _rows_of_arrays(adapter: Any) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
     rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
+    _compare_samples(rows)
     with order.common_seed():
         indices = internals.index_adapter(adapter).get_tf_dataset()
     own = cut(indices, world.get_rank(), world.get_size())
@@ -289,6 +289,15 @@ def _rows_of_arrays(adapter: Any) -> Split:
         return part._replace(data=rows.take(part.data))
 
     return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def _compare_samples(rows: arrays.Rows) -> None:
+    """Warns if a few samples show that the ranks' arrays are not the same."""
+    if len(rows):
+        some = tf.constant([0, len(rows) // 2, len(rows) - 1])
+        marks = collectives.allgather(parts.mark_of_one(rows.take(some)).numpy())
+        if len({int(mark) for mark in marks}) > 1:
+            warn_of_different_data("their arrays have different samples in the same places")
 
 
 def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:

@@ -17,7 +17,7 @@ from tarantella.data.parts import Part
 from tarantella.errors import InputError
 from tarantella.keras import internals, prediction, state
 from tarantella.keras.compiled import call_compiled
-from tarantella.keras.distributed import DistributedDataset
+from tarantella.keras.distributed import undistributed
 from tarantella.keras.feed import Feed, in_batches, split_for_validation
 from tarantella.keras.step import Step, current, global_results
 from tarantella.runtime import world
@@ -197,6 +197,10 @@ class Model(keras.Model):
         global batches, on every rank.
         """
         self._require_compiled("fit")
+        x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
+        validation_data, tnt_validation_micro_batch_size = undistributed(
+            validation_data, tnt_validation_micro_batch_size
+        )
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             validation_data, validation_batch_size = _alone(
@@ -274,6 +278,7 @@ class Model(keras.Model):
         Takes the arguments of `keras.Model.evaluate`, and two that `fit` explains.
         """
         self._require_compiled("evaluate")
+        x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             return super().evaluate(
@@ -316,6 +321,7 @@ class Model(keras.Model):
 
         Takes the arguments of `keras.Model.predict`, and one that `fit` explains.
         """
+        x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             return super().predict(x, batch_size, verbose, steps, callbacks)
@@ -475,8 +481,6 @@ def _alone(
     x: Any, batch_size: int | None, micro_batch_size: int | None, purpose: str = ""
 ) -> tuple[Any, int | None]:
     """The data of a rank without others, whose micro-batches are the batches."""
-    if isinstance(x, DistributedDataset):
-        x, micro_batch_size = x.dataset, x.micro_batch_size
     x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, purpose)
     return x, options["batch_size"]
 
