@@ -186,13 +186,13 @@ def worker(queue):
     queue.put((world.get_rank(), world.get_size()))
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print("program", world.get_rank(), world.get_size())
+        sys.stdout.write(f"program {world.get_rank()} {world.get_size()}\\n")  # in one piece
     else:
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
         process = context.Process(target=worker, args=(queue,))
         process.start()
-        print("worker", *queue.get())
+        sys.stdout.write("worker {} {}\\n".format(*queue.get()))
         process.join()
         subprocess.run([sys.executable, __file__, "alone"], check=True)
 """

@@ -13,6 +13,7 @@ from types import ModuleType
 from tarantella.runtime import world
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.cores import thread_share
+from tarantella.runtime.imports import when_imported
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.world import Place
 
@@ -22,10 +23,16 @@ LEAST_INTER_OP_THREADS = 4
 
 
 def configure() -> None:
-    """Give this rank its devices. In a serial run TensorFlow is left alone, and not imported."""
+    """Give this rank its devices, as soon as TensorFlow is there to be told.
+
+    In a serial run TensorFlow is left alone.
+    """
     settings = configuration()
-    if world.get_size() == 1 and not settings.no_gpu and settings.gpus is None:
-        return
+    if world.get_size() > 1 or settings.no_gpu or settings.gpus is not None:
+        when_imported("tensorflow", lambda: _configure(settings))
+
+
+def _configure(settings: Configuration) -> None:
     import tensorflow as tf
 
     tasks: list[Callable[[ModuleType, Configuration], None]] = [_take_gpu]
