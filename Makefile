@@ -13,7 +13,7 @@ export PIP_NO_INPUT := 1
 export PIP_USER := 0
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test lint clean
+.PHONY: help quickstart test bench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,11 @@ quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no da
 
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.run ## install, and measure (on a machine that does nothing else)
+	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/input.py
 
 lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
 	$(BIN)/ruff check .

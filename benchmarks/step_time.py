@@ -12,13 +12,12 @@ is the median of its steps, on the slower of the two; the result is the median o
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import sys
-import time
-from pathlib import Path
 from typing import Any
+
+from common import compiled, is_rank, lenet5, on_ranks, step_times
 
 RANKS = 2
 # Model: global batch, steps to warm up with, steps to measure.
@@ -31,14 +30,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fusion-threshold", type=int, metavar="KB")
     options = parser.parse_args()
-    if "TNT_RUN_ID" in os.environ:  # a rank
+    if is_rank():
         for model in options.models:
             compare(model, options.rounds)
         return
-    command = [str(Path(sys.executable).parent / "tarantella"), "-n", str(RANKS), "--no-gpu"]
-    if options.fusion_threshold is not None:
-        command += ["--fusion-threshold", str(options.fusion_threshold)]
-    command += ["-x", "TNT_THREADS=1", "--", *sys.argv]
+    fusion = options.fusion_threshold
+    threshold = [] if fusion is None else ["--fusion-threshold", str(fusion)]
+    command = [*on_ranks(RANKS, *threshold, "-x", "TNT_THREADS=1"), *sys.argv]
     os.execv(command[0], command)
 
 
@@ -68,46 +66,21 @@ def compare(name: str, rounds: int) -> None:
 
 def median_step(model: Any, batch: int, warm_up: int, steps: int) -> float:
     """Trains on data in memory and returns the median time of a step."""
-    import keras
     import numpy as np
     import tensorflow as tf
 
     rng = np.random.default_rng(1)
     data = (rng.random((batch, *model.input_shape[1:]), np.float32), rng.integers(0, 10, batch))
-    ends: list[float] = []
-    clock = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
-    )
     dataset = tf.data.Dataset.from_tensors(data).repeat(warm_up + steps)
-    model.fit(dataset, verbose=0, shuffle=False, callbacks=[clock])
-    return statistics.median(b - a for a, b in itertools.pairwise(ends[warm_up:]))
-
-
-def compiled(model: Any) -> Any:
-    import keras
-
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
-    return model
+    return statistics.median(step_times(model, dataset, shuffle=False)[warm_up:])
 
 
 def make(name: str) -> Any:
     import keras
-    from keras import layers
 
     if name == "resnet50":
         return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
-    return keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(20, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(50, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(500, activation="relu"),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
+    return lenet5()
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ names = st.sampled_from
 
 
 @settings(
-    max_examples=300,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     database=None,
