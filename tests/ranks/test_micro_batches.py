@@ -21,7 +21,7 @@ from oracle import (
 import tarantella as tnt
 from tarantella.errors import InputError
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(1, 2, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(1, 3)]
 
 X, Y = classification_data()
 

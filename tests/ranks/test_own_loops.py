@@ -125,7 +125,7 @@ def assert_loop_gives_the_serial_result(
 
 
 @float64
-@on_ranks
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     assert_loop_gives_the_serial_result(OPTIMIZERS[name])
@@ -139,14 +139,14 @@ def test_step_gives_the_serial_result(decorate: str) -> None:
 
 
 @float64
-@on_ranks
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("name", ["momentum", "adam", "loss_scale"])
 def test_sparse_gradients_give_the_serial_result(name: str) -> None:
     assert_loop_gives_the_serial_result(OPTIMIZERS[name], embedded_batches, embedding_model)
 
 
 @float64
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_batches_of_a_py_dataset() -> None:
     x, y = classification_data()
 
@@ -174,7 +174,7 @@ def test_none_in_batches_of_a_generator_stays_none() -> None:
     assert [y for _, y in distributed] == [None, None]
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_gradients_of_a_rank_without_samples_count_for_nothing() -> None:
     variable = keras.Variable(np.ones(3))
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0))
@@ -185,7 +185,7 @@ def test_gradients_of_a_rank_without_samples_count_for_nothing() -> None:
     assert_close(np.array(variable), np.full(3, -2.0))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("decorate", STEPS)
 def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(decorate: str) -> None:
     variable = keras.Variable(np.ones(3))
@@ -204,7 +204,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(decorat
     assert_close(np.array(variable), np.zeros(3))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_outside_of_a_distributed_dataset_all_ranks_count_alike() -> None:
     variable = keras.Variable(np.zeros(2))
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0))
@@ -214,7 +214,7 @@ def test_outside_of_a_distributed_dataset_all_ranks_count_alike() -> None:
     assert_close(np.array(variable), np.full(2, -(tnt.get_size() - 1) / 2))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_a_loop_inside_a_loop_leaves_the_outer_share() -> None:
     variable = keras.Variable(np.zeros(2))
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0))
@@ -227,7 +227,7 @@ def test_a_loop_inside_a_loop_leaves_the_outer_share() -> None:
 
 
 @float64
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_several_optimizers_in_functions_that_call_each_other() -> None:
     variables = [keras.Variable(np.zeros(3)) for _ in range(8)]
     optimizers = [tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0)) for _ in variables]

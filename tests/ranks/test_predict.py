@@ -16,7 +16,7 @@ import tarantella as tnt
 from tarantella.comm import buffers
 from tarantella.errors import MismatchError
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = pytest.mark.ranks(3)
 
 SAMPLES = np.arange(22.0, dtype=np.float32).reshape(11, 2)
 

@@ -25,8 +25,8 @@ from tarantella.data import pipeline
 from tarantella.data.parts import Part
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
-from tarantella.runtime import world
-from tarantella.runtime.cores import usable_cores
+from tarantella.runtime import devices, world
+from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
@@ -79,7 +79,7 @@ class Steps:
         options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
         if parts.options().threading.private_threadpool_size is None:
             # One more than usual: hearing keeps a thread waiting, and the others prepare data.
-            options.threading.private_threadpool_size = len(usable_cores()) + 1
+            options.threading.private_threadpool_size = devices.thread_count(configuration()) + 1
         return agreed.with_options(options)
 
     def _ended_by_a_mark(self, parts: tf.data.Dataset) -> tf.data.Dataset:

@@ -49,6 +49,11 @@ def _configure(settings: Configuration) -> None:
         )
 
 
+def thread_count(settings: Configuration) -> int:
+    """How many threads are this rank's share of the cores of its host."""
+    return _number("OMP_NUM_THREADS") or settings.threads or _even_share()
+
+
 def choose_gpu(
     count: int, local_rank: int, places: tuple[Place, ...], order: tuple[int, ...] | None
 ) -> int | None:
@@ -92,7 +97,7 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
 
 def _share_threads(tf: ModuleType, settings: Configuration) -> None:
     threading = tf.config.threading
-    share = _number("OMP_NUM_THREADS") or settings.threads or _even_share()
+    share = thread_count(settings)
     if not (threading.get_intra_op_parallelism_threads() or _number("TF_NUM_INTRAOP_THREADS")):
         threading.set_intra_op_parallelism_threads(share)
     chosen = threading.get_inter_op_parallelism_threads() or _number("TF_NUM_INTEROP_THREADS")
