@@ -165,6 +165,27 @@ def test_error_of_ours_is_a_status_of_2(tmp_path: Path, environ: dict[str, str])
     assert "InputError: no such thing" in result.stderr
 
 
+def test_data_that_fail_on_one_rank_are_the_cause(tmp_path: Path, environ: dict[str, str]) -> None:
+    """The other rank sees that there are no more of them, and could take it for the cause."""
+    text = """
+import keras, numpy as np
+import tarantella as tnt
+model = tnt.Model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+model.compile(loss="mse")
+def batches():
+    for step in range(9):
+        if step == 4 and tnt.get_rank() == 1:
+            raise RuntimeError("bad file")
+        yield np.ones((4, 2)), np.ones((4, 1))
+model.fit(batches(), verbose=0)
+"""
+    result = run(COMMAND, write(tmp_path, text, start=""), environ)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert "rank 1" in last
+    assert "RuntimeError: bad file" in last
+
+
 def test_failure_while_another_thread_communicates(tmp_path: Path, environ: dict[str, str]) -> None:
     text = """
 if rank == 1:

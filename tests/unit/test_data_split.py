@@ -472,6 +472,33 @@ def test_batch_size_is_found(name: str) -> None:
     assert find_batch_size(make()) == size
 
 
+# One shuffle without a seed, in several places
+
+
+def test_training_and_validation_data_of_one_shuffled_dataset_have_nothing_in_common() -> None:
+    shuffled = _range(40).shuffle(40, reshuffle_each_iteration=False)
+    samples = [
+        {i for step in _epoch_together([split(ds, rank, 2) for rank in range(2)]) for i in step[0]}
+        for ds in (
+            shuffled.skip(10).map(_add_one).batch(8),
+            shuffled.take(10).map(_add_one).batch(8),
+        )
+    ]
+    assert samples[0] | samples[1] == set(range(1, 41))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_two_views_of_one_shuffled_dataset_go_together(batched: bool) -> None:
+    shuffled = _range(40).shuffle(40, reshuffle_each_iteration=False)
+    views = [shuffled.map(lambda i, factor=factor: i * factor) for factor in (2, 3)]
+    if batched:
+        dataset = tf.data.Dataset.zip(tuple(view.batch(8) for view in views))
+    else:
+        dataset = tf.data.Dataset.zip(tuple(views)).batch(8)
+    for doubles, triples in _epoch_together([split(dataset, rank, 2) for rank in range(2)]):
+        assert [3 * one for one in doubles] == [2 * one for one in triples]
+
+
 # Random draws for this rank's samples
 
 
@@ -501,6 +528,18 @@ def test_keras_layers_draw_different_numbers_on_each_rank() -> None:
         image = tf.reshape(tf.range(16.0), (4, 4, 1))
         return _range(8).map(lambda i: layer(image, training=True)).batch(4)
 
+    runs = [[_draws(make, rank) for rank in range(2)] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_generators_draw_different_numbers_on_each_rank() -> None:
+    def make() -> tf.data.Dataset:
+        generator = tf.random.Generator.from_seed(5)
+        generators.append(generator)
+        return _range(8).map(lambda i: generator.uniform([])).batch(4)
+
+    generators: list[tf.random.Generator] = []  # a dataset does not keep them
     runs = [[_draws(make, rank) for rank in range(2)] for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]

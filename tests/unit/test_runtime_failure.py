@@ -47,3 +47,10 @@ def test_errors_of_ours_show_the_frames_of_the_user(capsys: pytest.CaptureFixtur
 def test_quiet_ends(error: BaseException, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     show(error)
     assert capsys.readouterr().err == shown
+
+
+def test_the_cause_of_a_tensorflow_error_is_found_in_its_text() -> None:
+    text = "Graph execution error:\n\nDetected at node x\nValueError: my data are bad\n\n [[node]]"
+    assert describe(RuntimeError(text)) == (
+        "RuntimeError: Graph execution error: ValueError: my data are bad"
+    )

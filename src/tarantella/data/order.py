@@ -18,8 +18,8 @@ import tensorflow as tf
 from tarantella.data import pipeline, randomness
 from tarantella.errors import InputError
 
-# What stands in for a seed that was not given. TensorFlow takes (0, 0) for "none". Each use
-# draws another one, so that two shuffles are not alike, and a second `fit` shuffles anew.
+# What stands in for a seed that was not given. TensorFlow takes (0, 0) for "none". Each
+# transformation gets another one, so that two shuffles are not alike.
 _FIRST_SEED = 7919
 
 _uses = itertools.count()
@@ -37,22 +37,25 @@ def in_common_order(dataset: tf.data.Dataset, replace: pipeline.Replace) -> tf.d
     """The same transformation of what `replace` makes of its inputs, alike on all ranks."""
     if isinstance(dataset, pipeline.Shuffle) and pipeline.is_free(dataset):
         (source,) = pipeline.sources(dataset)
-        return pipeline.shuffled(replace(source), dataset, 0, _seed())
+        return pipeline.shuffled(replace(source), dataset, 0, _seed_of(dataset))
     if isinstance(dataset, pipeline.Random) and pipeline.is_free(dataset):
-        return pipeline.random_numbers(dataset, _seed())
+        return pipeline.random_numbers(dataset, _seed_of(dataset))
     if not _is_free(dataset):
         return pipeline.over(dataset, replace)
-    with common_seed():
+    with common_seed(dataset):
         return pipeline.over(dataset, replace)
 
 
 @contextmanager
-def common_seed() -> Iterator[None]:
-    """Gives random operations made meanwhile one seed on all ranks, if the user gave none."""
+def common_seed(dataset: tf.data.Dataset | None = None) -> Iterator[None]:
+    """Gives random operations made meanwhile one seed on all ranks, if the user gave none.
+
+    What is made for a dataset a second time gets the seed of the first.
+    """
     if pipeline.global_seed() is not None:
         yield
     else:
-        with pipeline.seeded(_seed()):
+        with pipeline.seeded(_seed() if dataset is None else _seed_of(dataset)):
             yield
 
 
@@ -65,6 +68,8 @@ def drawing_as_rank(function: Any, rank: int) -> Any:
     for variable in function.function.graph.variables:
         if pipeline.is_seed(variable):
             variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
+        elif pipeline.is_generator(variable, function):
+            variable.assign(randomness.generator_of_rank(variable.numpy(), rank))
     if rank == 0 or not any(_has_seed(node) for node in pipeline.nodes(function)):
         return function
     seed = pipeline.global_seed()
@@ -78,6 +83,18 @@ def _has_seed(node: Any) -> bool:
 
 def _seed() -> int:
     return _FIRST_SEED + next(_uses)
+
+
+def _seed_of(dataset: tf.data.Dataset) -> int:
+    """The seed of a transformation that has none; always the same one.
+
+    Data for training and for validation may both come from one shuffled dataset.
+    """
+    attributes = vars(dataset)
+    if "_tnt_seed" not in attributes:
+        attributes["_tnt_seed"] = _seed()
+    seed: int = attributes["_tnt_seed"]
+    return seed
 
 
 def _is_free(dataset: tf.data.Dataset) -> bool:

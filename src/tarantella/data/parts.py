@@ -13,8 +13,8 @@ import tensorflow as tf
 from tarantella.errors import InputError
 
 NOT_BATCHED = (
-    "The dataset has no batch dimension. Batch it with the global batch size: "
-    "`dataset = dataset.batch(batch_size)`."
+    "The dataset is not in batches. Batch it with the global batch size, "
+    "`dataset = dataset.batch(batch_size)`, or state `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)
 DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
@@ -116,9 +116,11 @@ def is_batched(spec: Any) -> bool:
     return all(_rank(leaf) not in (None, 0) for leaf in tf.nest.flatten(spec))
 
 
-def has_scalars(spec: Any) -> bool:
-    """Whether a tensor of an element has no dimension at all."""
-    return any(_rank(leaf) == 0 for leaf in tf.nest.flatten(spec))
+def cannot_be_batch(spec: Any) -> bool:
+    """Whether the tensors of an element show that it is a single sample."""
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if _rank(leaf) is not None]
+    rows = {leaf.shape[0] for leaf in leaves if _rank(leaf)} - {None}
+    return len(rows) > 1 or any(_rank(leaf) == 0 for leaf in leaves)
 
 
 def _rank(leaf: Any) -> int | None:

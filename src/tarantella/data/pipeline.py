@@ -196,6 +196,12 @@ def is_seed(variable: Any) -> bool:
     return "seed_generator_state" in variable.name
 
 
+def is_generator(variable: Any, function: Any) -> bool:
+    """Whether a variable is the state of a `tf.random.Generator` that a function draws from."""
+    draws = any(node.op == "RngReadAndSkip" for node in nodes(function))
+    return draws and variable.dtype == tf.int64 and variable.shape.rank == 1
+
+
 def changes_state(function: Any) -> bool:
     """Whether a function writes to a variable, so that its calls depend on each other."""
     graph = function.function.graph

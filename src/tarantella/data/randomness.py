@@ -25,6 +25,13 @@ def seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
     return state
 
 
+def generator_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
+    """The state of a `tf.random.Generator`, for one rank, as `seed_of_rank`."""
+    state = state.copy()
+    state[-1] += rank * _SEED_STRIDE  # its key
+    return state
+
+
 def share() -> None:
     """Gives all ranks the state of the master's random generators, those that modules hold.
 

@@ -17,7 +17,7 @@ A part comes with its size and that of its batch: every rank has counted all ele
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -46,10 +46,12 @@ class Split:
     Attributes:
         parts: A dataset of `Part`s.
         padding: How each part is to be padded to the longest sample of its batch.
+        unused: What was made of it to go through it, and can be used again.
     """
 
     parts: tf.data.Dataset
     padding: Padding | None = None
+    unused: list[Any] = field(default_factory=list)
 
 
 def split(dataset: tf.data.Dataset, rank: int, size: int) -> Split:

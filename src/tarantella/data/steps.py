@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -35,6 +36,7 @@ _LARGEST_TAG = 2**15  # what every MPI library allows
 _COUNT, _TOTAL, _MARK, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
+_TIME_TO_FAIL = 4.0  # seconds; longer than a rank that fails waits for its turn to speak
 _GIVEN_UP = 2**62  # a step that no rank ever comes to
 
 _feeds = itertools.count()
@@ -226,6 +228,8 @@ class _Exchange:
                 agreed = np.concatenate([numbers[:_SIZES], longest[_SIZES:]])
         except Exception as error:
             self._give_up(place)
+            # A rank whose data fail looks like one whose data end. It is about to say why.
+            time.sleep(_TIME_TO_FAIL)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
         self._agreed = {_key(place): agreed}

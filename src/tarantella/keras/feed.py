@@ -42,7 +42,8 @@ class Feed(internals.DataAdapter):
     ) -> None:
         self._adapter = adapter
         check_same(_described(own.parts.element_spec.data), "the data")
-        self._steps = Steps(own, own_data)
+        self._own = own
+        self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _goes_on(adapter, steps_per_epoch):
@@ -110,7 +111,7 @@ class Feed(internals.DataAdapter):
         options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
         class_weight = options.pop("class_weight", None)
         adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
-        if find_batch_size(dataset) is None and parts.has_scalars(dataset.element_spec):
+        if find_batch_size(dataset) is None and parts.cannot_be_batch(dataset.element_spec):
             raise InputError(parts.NOT_BATCHED)
         if distribute:
             check_same(_kind(dataset), "the kind of data")
@@ -122,13 +123,17 @@ class Feed(internals.DataAdapter):
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Tells of a difference between the ranks' data in words of ours, not TensorFlow's."""
+        """Tells of a difference between the ranks' data in words of ours, not TensorFlow's.
+
+        It is around all use of the feed. What went well can be used for the same data again.
+        """
         try:
             yield
         except Exception:
             if self._steps.problem is None:
                 raise
             raise self._steps.problem from None
+        self._own.unused.append(self._steps)
 
     @property
     def spec(self) -> Any:
@@ -307,7 +312,7 @@ def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
     def weighted(part: Part) -> Part:
         return part._replace(data=weigh(*part.data))
 
-    return replace(own, parts=own.parts.map(weighted))
+    return Split(own.parts.map(weighted), own.padding)
 
 
 def _kind(x: Any) -> str:

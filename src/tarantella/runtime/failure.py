@@ -9,6 +9,7 @@ than the rank before it, and is gone by then. Standard library only.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -22,6 +23,10 @@ from tarantella.runtime.announce import FAILED, Announcement, announce
 
 INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
 BAD_INPUT = 2
+
+# What TensorFlow puts in front of a page of text with the cause somewhere in it.
+_TENSORFLOW_SAYS = "Graph execution error:"
+_ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
 
 _PACKAGE = Path(__file__).absolute().parent.parent
 _SHORTEST_TURN, _EACH_RANK, _LONGEST_TURN = 0.6, 0.05, 2.0  # seconds
@@ -52,7 +57,11 @@ def describe(error: BaseException) -> str:
     if is_ours(error):
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     text = traceback.format_exception_only(type(error), error)[-1]
-    return text.partition("\n")[0]
+    first, _, more = text.partition("\n")
+    if first.endswith(_TENSORFLOW_SAYS):
+        causes = [line.strip() for line in more.splitlines() if _ERROR.match(line)]
+        return f"{first} {causes[-1]}" if causes else first
+    return first
 
 
 def show(error: BaseException) -> None:
