@@ -267,3 +267,30 @@ def test_arrays_that_differ_give_a_warning(caplog: pytest.LogCaptureFixture) -> 
     x = np.random.default_rng(tnt.get_rank()).normal(size=x.shape)
     text = _warnings(lambda: model.evaluate(x, y, verbose=0), caplog)
     assert "The ranks do not have the same data" in text
+
+
+def test_batches_that_each_rank_augments_for_itself_give_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y = classification_data()
+    samples = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(13)
+    noise = samples.map(lambda x, y: (x + tf.random.normal([5], dtype=tf.float64), y))
+    model = _compiled()
+    for dataset in (noise.batch(4), noise.filter(lambda x, y: True).batch(4)):
+        assert not _warnings(lambda dataset=dataset: model.fit(dataset, verbose=0), caplog)
+
+
+def test_one_dataset_for_training_validation_and_a_callback() -> None:
+    x, y = classification_data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda *sample: sample).batch(4)
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["again"] = self.model.predict(dataset, verbose=0).sum()
+
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: CLASSIFICATION,
+        lambda: {"x": dataset, "validation_data": dataset, "callbacks": [Evaluate()]},
+        then=lambda model: model.evaluate(dataset, verbose=0),
+    )

@@ -22,6 +22,9 @@ from tarantella.errors import InputError
 # transformation gets another one, so that two shuffles are not alike.
 _FIRST_SEED = 7919
 
+# Besides operations with a seed, those that draw, and Python functions, which may do anything.
+_DRAWS = ("RngReadAndSkip", "PyFunc", "PyFuncStateless", "EagerPyFunc")
+
 _uses = itertools.count()
 
 
@@ -57,6 +60,16 @@ def common_seed(dataset: tf.data.Dataset | None = None) -> Iterator[None]:
     else:
         with pipeline.seeded(_seed() if dataset is None else _seed_of(dataset)):
             yield
+
+
+def may_draw(dataset: tf.data.Dataset) -> bool:
+    """Whether a function on the way to a dataset may draw random numbers, on each rank others."""
+    functions = (f for one in pipeline.ancestors(dataset) for f in pipeline.functions(one))
+    return any(
+        any(map(pipeline.is_seed, function.function.graph.variables))
+        or any("seed" in node.attr or node.op in _DRAWS for node in pipeline.nodes(function))
+        for function in functions
+    )
 
 
 def drawing_as_rank(function: Any, rank: int) -> Any:

@@ -35,6 +35,8 @@ _PICKS = (pipeline.Repeat, pipeline.Shard, pipeline.Shuffle, pipeline.Skip, pipe
 # What treats batches alike, whatever is in them.
 _TREATS_ALIKE = (*_PICKS, pipeline.Cache, pipeline.Options, pipeline.Prefetch)
 
+_NO_MARK = np.int64(0)
+
 Change = Callable[[Any], Any]
 Stage = Callable[[tf.data.Dataset, int], tf.data.Dataset]
 
@@ -63,13 +65,20 @@ def split(dataset: tf.data.Dataset, rank: int, size: int) -> Split:
     return replace(own, parts=own.parts.with_options(dataset.options()).with_options(in_order))
 
 
-def cut(dataset: tf.data.Dataset, rank: int, size: int) -> Split:
-    """The parts of `rank` in the batches of a dataset, taken when each batch is made."""
+def cut(dataset: tf.data.Dataset, rank: int, size: int, marked: bool = True) -> Split:
+    """The parts of `rank` in the batches of a dataset, taken when each batch is made.
+
+    Args:
+        dataset: The dataset.
+        rank: The number of the rank.
+        size: How many ranks there are.
+        marked: Whether parts get a mark, as the batches are the same on all ranks.
+    """
 
     @tf.autograph.experimental.do_not_convert
     def part_of(*batch: Any) -> Part:
         whole = pipeline.as_one(batch, dataset.element_spec)
-        return parts.cut(whole, rank, size)._replace(mark=parts.mark(whole))
+        return parts.cut(whole, rank, size)._replace(mark=parts.mark(whole) if marked else _NO_MARK)
 
     return Split(dataset.map(part_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
 
@@ -240,7 +249,8 @@ class _Splitter:
     def _cut(self, dataset: tf.data.Dataset, because_of: str = "") -> Split:
         """Takes the part of each finished batch."""
         _tell_what_is_not_divided(dataset, because_of or f"`{pipeline.name_of(dataset)}`")
-        return cut(order.with_common_order(dataset), self.rank, self.size)
+        marked = not order.may_draw(dataset)
+        return cut(order.with_common_order(dataset), self.rank, self.size, marked)
 
     def _of_batching(self, dataset: Any) -> Split:
         """The parts of batches of elements, each made of this rank's elements only."""
@@ -279,7 +289,8 @@ class _Splitter:
             window = pipeline.as_one(window, windows.element_spec)
             total = pipeline.leaves(window)[0].cardinality()
             begin, count = parts.bounds(total, self.rank, self.size)
-            mark = parts.mark_of_one([pipeline.first(one) for one in pipeline.leaves(window)])
+            first = [pipeline.first(one) for one in pipeline.leaves(window)] if marked else []
+            mark = parts.mark_of_one(first)
             tag = tf.data.Dataset.from_tensors(tf.stack([count, total, mark])).repeat()
             members = [
                 member.skip(tf.minimum(begin, total - 1)).take(tf.maximum(count, 1))
@@ -287,6 +298,7 @@ class _Splitter:
             ]
             return tf.data.Dataset.zip((tag, pipeline.packed(window, members)))
 
+        marked = not order.may_draw(dataset)
         windows = dataset.window(batch_size, drop_remainder=drop_remainder)
         return windows.flat_map(own)
 

@@ -43,6 +43,7 @@ class Feed(internals.DataAdapter):
         self._adapter = adapter
         check_same(_described(own.parts.element_spec.data), "the data")
         self._own = own
+        self._uses = 0
         self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
@@ -125,15 +126,19 @@ class Feed(internals.DataAdapter):
     def explaining(self) -> Iterator[None]:
         """Tells of a difference between the ranks' data in words of ours, not TensorFlow's.
 
-        It is around all use of the feed. What went well can be used for the same data again.
+        It is around all use of the feed, `evaluate` within `fit` too. What went well to the end
+        can be used for the same data again.
         """
+        self._uses += 1
         try:
             yield
         except Exception:
             if self._steps.problem is None:
                 raise
             raise self._steps.problem from None
-        self._own.unused.append(self._steps)
+        self._uses -= 1
+        if not self._uses:
+            self._own.unused.append(self._steps)
 
     @property
     def spec(self) -> Any:
