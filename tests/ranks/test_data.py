@@ -22,7 +22,7 @@ import tarantella as tnt
 from tarantella.data import parts
 from tarantella.keras.feed import Feed
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
 
 
 def _train(fit_arguments: Any, **options: Any) -> None:

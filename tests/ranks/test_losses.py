@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle import Decay, assert_trains_as_in_keras, batches, classification_data, small_model
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3, 4)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
 
 REDUCTIONS = ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight", "none"]
 

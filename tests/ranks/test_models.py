@@ -20,7 +20,7 @@ from oracle import (
 
 import tarantella as tnt
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 
 def _evaluated(model: keras.Model) -> list[Any]:

@@ -62,13 +62,13 @@ def _train_with(make_optimizer: Callable[[], Any]) -> None:
     )
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("name", ALL)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     _train_with(lambda: getattr(keras.optimizers, name)(learning_rate=0.05))
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_optimizer_option_gives_the_serial_result(name: str) -> None:
     _train_with(VARIANTS[name])
