@@ -128,7 +128,7 @@ def compare_on_images(rounds: int, quick: bool) -> None:
             (together,) = launch(RANKS, quick, "--images", folder)
             rate = alone["ranks"]
             print(
-                f"jpeg round {number + 1}: 1 rank {rate:7.1f} images/s, 2 ranks "
+                f"jpeg round {number + 1}: 1 rank {rate:7.1f} images/s, 2: "
                 + ", ".join(f"{kind} {r:7.1f} ({r / rate:.2f})" for kind, r in together.items()),
                 flush=True,
             )
