@@ -6,6 +6,7 @@ their sizes differ by at most one, so that the parts put together are the global
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ NOT_BATCHED = (
     "`dataset = dataset.batch(batch_size)`, or state `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)
-DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
+_DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
 
 
 class Part(NamedTuple):
@@ -62,12 +63,7 @@ def cut(batch: Any, rank: int, size: int) -> Part:
         )
     static_total = leaves[0].shape[0]
     if static_total is None:
-        total = _rows(leaves[0])
-        # tf.debugging.assert_equal would be a dozen operations, and slow to start.
-        alike = tf.reduce_all([tf.equal(_rows(leaf), total) for leaf in leaves])
-        check = tf.raw_ops.Assert(condition=alike, data=[DIFFERENT_SIZES])
-        with tf.control_dependencies([check] if len(leaves) > 1 else []):
-            total = tf.identity(total)
+        total = common_total([row_count(leaf) for leaf in leaves])
     else:
         total = static_total
     begin, count = bounds(total, rank, size)
@@ -78,9 +74,20 @@ def cut(batch: Any, rank: int, size: int) -> Part:
         rows = max(count, 1)
         begin = min(begin, max(total - 1, 0))
     data = tf.nest.map_structure(
-        lambda leaf: _slice_rows(leaf, begin, rows) if _is_batched(leaf) else leaf, batch
+        lambda leaf: slice_rows(leaf, begin, rows) if _is_batched(leaf) else leaf, batch
     )
     return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
+
+
+def common_total(totals: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The number of samples that all tensors of a batch have; an error if they differ."""
+    total = totals[0]
+    if len(totals) == 1:
+        return total
+    # tf.debugging.assert_equal would be a dozen operations, and slow to start.
+    alike = tf.reduce_all([tf.equal(one, total) for one in totals[1:]])
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=alike, data=[_DIFFERENT_SIZES])]):
+        return tf.identity(total)
 
 
 def mark(samples: Any) -> tf.Tensor:
@@ -106,11 +113,6 @@ def mark_of_one(sample: Any) -> tf.Tensor:
     return number
 
 
-def whole(batch: Any) -> Part:
-    """A batch of which all samples are this rank's."""
-    return cut(batch, 0, 1)
-
-
 def is_batched(spec: Any) -> bool:
     """Whether all tensors of an element are known to have a first dimension."""
     return all(_rank(leaf) not in (None, 0) for leaf in tf.nest.flatten(spec))
@@ -132,7 +134,8 @@ def _is_batched(leaf: Any) -> bool:
     return isinstance(leaf, (*_SLICED, tf.SparseTensor)) and _rank(leaf) != 0
 
 
-def _rows(leaf: Any) -> tf.Tensor:
+def row_count(leaf: Any) -> tf.Tensor:
+    """The number of rows of a dense, ragged or sparse tensor."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int64)
     if isinstance(leaf, tf.SparseTensor):
@@ -140,7 +143,8 @@ def _rows(leaf: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def _slice_rows(leaf: Any, begin: Any, rows: Any) -> Any:
+def slice_rows(leaf: Any, begin: Any, rows: Any) -> Any:
+    """So many rows of a dense, ragged or sparse tensor."""
     if isinstance(leaf, tf.SparseTensor):
         start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], 0)
         extent = tf.concat([[tf.cast(rows, tf.int64)], leaf.dense_shape[1:]], 0)

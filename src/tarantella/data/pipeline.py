@@ -174,9 +174,7 @@ def for_any_batch_size(mapped: Any) -> Any:
     """The function of a `map` of batches, traced for batches of any size."""
     (function,) = functions(mapped)
     spec = nest.map_structure(_of_any_size, function._input_structure)
-    if nest.map_structure(lambda leaf: leaf, function._input_structure) == spec:
-        return function
-    return traced_again(function, spec)
+    return function if spec == function._input_structure else traced_again(function, spec)
 
 
 def _of_any_size(spec: Any) -> Any:

@@ -345,29 +345,24 @@ class _Splitter:
 
         @tf.autograph.experimental.do_not_convert
         def joined(*several: Part) -> Part:
-            first = several[0]
-            checks = [
-                tf.debugging.assert_equal(one.total, first.total, message=parts.DIFFERENT_SIZES)
-                for one in several[1:]
-            ]
-            with tf.control_dependencies([check for check in checks if check is not None]):
-                total = tf.identity(first.total)
+            total = parts.common_total([one.total for one in several])
             data = pipeline.packed(pipeline.components(dataset), [one.data for one in several])
             mark = reduce(tf.bitwise.bitwise_xor, [one.mark for one in several])
-            return Part(first.count, total, data, mark)
+            return Part(several[0].count, total, data, mark)
 
         return Split(zipped.map(joined))
 
     def _of_map(self, dataset: Any) -> Split:
         """What a `map` makes of batches, made of parts if it does not mix their rows."""
         (source,) = pipeline.sources(dataset)
-        function = order.drawing_as_rank(pipeline.for_any_batch_size(dataset), self.rank)
+        function = pipeline.for_any_batch_size(dataset)
         mixing = what_mixes_rows(function.function)
         if mixing:
             return self._cut(dataset, f"`map` (of batches, with {mixing})")
         own = self.of_batches(source)
         if own.padding:
             return self._cut(dataset, "`map` (of padded batches)")
+        function = order.drawing_as_rank(function, self.rank)
 
         @tf.autograph.experimental.do_not_convert
         def changed(part: Part) -> Part:

@@ -85,15 +85,6 @@ def column_for(leaf: Any) -> Column:
     return Strings(leaf) if leaf.dtype == tf.string else Dense(leaf)
 
 
-def row_count(leaf: Any) -> Any:
-    """The number of rows of a dense, ragged or sparse tensor."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows(out_type=tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
-
-
 class Dense:
     """Tensors of numbers, whose bytes go through the stream.
 

@@ -21,8 +21,9 @@ import tensorflow as tf
 from tarantella.comm import agreement, buffers, collectives, structures
 from tarantella.comm.stream import Stream, exchange
 from tarantella.comm.waiting import meet
+from tarantella.data.parts import row_count, slice_rows
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras.columns import Column, Dense, Places, column_for, row_count
+from tarantella.keras.columns import Column, Dense, Places, column_for
 from tarantella.runtime import world
 
 if TYPE_CHECKING:
@@ -55,12 +56,7 @@ def _all_or_none(output: Any, wanted: Any) -> Any:
             f"{_CALL}: the model returns a single number for a whole batch. Each rank computes "
             "its part of a batch, and cannot know it: return one row for each sample."
         )
-    rows = tf.where(wanted, row_count(output), 0)
-    if isinstance(output, tf.SparseTensor):
-        trailing = output.dense_shape[1:]
-        extent = tf.concat([[rows], trailing], 0)
-        return tf.sparse.slice(output, tf.zeros_like(output.dense_shape), extent)
-    return output[:rows]
+    return slice_rows(output, 0, tf.where(wanted, row_count(output), 0))
 
 
 class Rows:
