@@ -184,9 +184,12 @@ def _of_any_size(spec: Any) -> Any:
 
 
 def nodes(function: Any) -> list[Any]:
-    """The definitions of all operations in a traced function."""
-    definition = function.function.graph.as_graph_def()
-    return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    """The definitions of all operations in a traced function, written out once."""
+    if not hasattr(function, "_tnt_nodes"):
+        definition = function.function.graph.as_graph_def()
+        inner = (node for one in definition.library.function for node in one.node_def)
+        function._tnt_nodes = [*definition.node, *inner]
+    return list(function._tnt_nodes)
 
 
 def is_seed(variable: Any) -> bool:
