@@ -46,10 +46,12 @@ _HOME = {
     "distribute_dataset": "tarantella.keras.distributed",
 }
 
+_MODULES = ("keras", "models")
+
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":
-        return import_module("tarantella.keras")
+    if name in _MODULES:
+        return import_module(f"tarantella.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
@@ -58,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "keras"})
+    return sorted({*globals(), *_HOME, *_MODULES})
 
 
 def init() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import keras
@@ -47,3 +52,78 @@ def test_output_of_every_rank_is_marked(tmp_path: Path) -> None:
         assert sum("Epoch" in line for line in own) == 2
         assert sum("shout" in line for line in own) == 2
     assert all(line.startswith("[rank ") for line in lines if "shout" in line or "Epoch" in line)
+
+
+PROGRESS = """
+import sys
+
+import keras
+import numpy as np
+
+import tarantella as tnt
+
+verbose = sys.argv[1] if sys.argv[1] == "auto" else int(sys.argv[1])
+model = tnt.Model(keras.Sequential([keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+x = np.ones((20, 2))
+# How many batches there are, nobody knows.
+endless = ((x[:4], x[:4, :1]) for _ in range(100))
+model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=verbose)
+model.fit(endless, steps_per_epoch=3, epochs=2, verbose=verbose)
+model.evaluate(x, x[:, :1], batch_size=4, verbose=verbose)
+model.predict(x, batch_size=4, verbose=verbose)
+"""
+
+ENDS = [f"{steps}/{steps}" for steps in (5, 5, 3, 3, 5, 5)]
+
+
+def _progress(tmp_path: Path, verbose: str, ranks: int) -> list[str]:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRESS)
+    command = [sys.executable, "-m", "tarantella.cli", "-n", str(ranks), "--no-gpu", "--"]
+    return [*command, str(script), verbose]
+
+
+def _without_terminal(command: list[str]) -> str:
+    result = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    return result.stdout
+
+
+def _on_terminal(command: list[str]) -> str:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    output = b""
+    try:
+        while piece := os.read(ours, 65536):
+            output += piece
+    except OSError:  # how a terminal says that nobody writes to it any more
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(300) == 0
+    return output.decode()
+
+
+@pytest.mark.parametrize(("verbose", "ranks"), [("auto", 2), ("1", 3), ("1", 1)])
+def test_without_a_terminal_progress_comes_in_lines(
+    tmp_path: Path, verbose: str, ranks: int
+) -> None:
+    output = _without_terminal(_progress(tmp_path, verbose, ranks))
+    assert not re.search(r"[\b\r\x1b]", output)
+    lines = output.splitlines()
+    assert [line.split()[0] for line in lines if "/step" in line] == ENDS
+    assert sum(line.startswith("Epoch ") for line in lines) == 4
+    assert len(lines) == len(ENDS) + 4
+
+
+def test_nothing_is_shown_if_nothing_is_asked_for(tmp_path: Path) -> None:
+    assert _without_terminal(_progress(tmp_path, "0", 2)) == ""
+
+
+def test_a_terminal_shows_one_progress_bar(tmp_path: Path) -> None:
+    output = _on_terminal(_progress(tmp_path, "auto", 2))
+    lines = [line for line in output.split("\n") if "\b" in line]
+    bars = [re.findall(r"\x1b\[1m *(\d+/\d+)\x1b\[0m", line)[-1] for line in lines]
+    assert bars == ENDS
+    assert output.count("Epoch ") == 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +152,31 @@ def test_a_clone_is_a_tnt_model_of_its_own() -> None:
     assert clone.count_params() == model.count_params()
     assert clone.weights[0] is not model.weights[0]
     assert isinstance(type(model).from_config(model.get_config()), tnt.Model)
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_on_batch"])
+def test_weights_that_one_rank_sets_are_the_masters_again(method: str) -> None:
+    model = tnt.Model(small_model())
+    x, _ = classification_data()
+    expected = getattr(model, method)(x)
+    if tnt.get_rank() == 1:
+        model.set_weights([0 * weight for weight in model.get_weights()])
+    assert_close(getattr(model, method)(x), expected, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_copies_and_pickles(again: Callable[[Any], Any]) -> None:
+    model = tnt.Model(small_model(regularized=False))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    if tnt.is_master_rank():  # one rank can do that alone
+        again(model)
+    other = again(model)
+    assert isinstance(other, tnt.Model)
+    assert_close(other.get_weights(), model.get_weights(), 0, 0)
+    other.fit(batches(*classification_data()), verbose=0)
+    assert np.any(other.get_weights()[0] != model.get_weights()[0])
 
 
 def test_datasets_are_not_kept_alive() -> None:

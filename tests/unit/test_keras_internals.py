@@ -93,3 +93,46 @@ def test_an_adapter_of_ours_is_taken_as_data() -> None:
     adapter = internals.data_adapters.get_data_adapter(np.ones((4, 1)), batch_size=2)
     assert isinstance(adapter, internals.DataAdapter), VERSION
     assert internals.data_adapters.get_data_adapter(adapter) is adapter, VERSION
+
+
+def test_synchronized_moments_go_through_one_function() -> None:
+    seen = []
+
+    def wrap(moments: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            seen.append(inspect.signature(moments).bind(*args, **kwargs).arguments)
+            return moments(*args, **kwargs)
+
+        return record
+
+    layer = keras.layers.BatchNormalization(synchronized=True)
+    with internals.replaced(internals.wrapped_synchronized_moments(wrap)):
+        layer(np.ones((2, 3)), training=True)
+    assert [list(arguments) for arguments in seen] == [["x", "axes", "keepdims"]], VERSION
+
+
+def test_batch_normalization_has_a_method_for_moments_and_their_axes() -> None:
+    layer = keras.layers.BatchNormalization(axis=1)
+    layer.build((None, 3, 4))
+    assert internals.reduction_axes(layer) == [0, 2], VERSION
+    methods = internals.wrapped_methods(type(layer), "_moments", lambda method: method)
+    ((_, _, method),) = methods
+    assert list(inspect.signature(method).parameters) == ["self", "inputs", "mask"], VERSION
+
+
+def test_every_variable_is_assigned_through_one_method() -> None:
+    written = []
+
+    def wrap(assign: Any) -> Any:
+        def record(variable: Any, value: Any) -> Any:
+            written.append(variable.name)
+            return assign(variable, value)
+
+        return record
+
+    variable = keras.Variable(np.ones(2), name="state")
+    replacements = internals.wrapped_methods(internals.AnyVariable, "assign", wrap)
+    with internals.replaced(replacements):
+        variable.assign(np.zeros(2))
+        variable.assign_add(np.ones(2))
+    assert written == ["state", "state"], VERSION

@@ -117,7 +117,7 @@ def test_tensorflow_gets_the_share() -> None:
 
 @pytest.mark.usefixtures("two_ranks")
 def test_the_plan_of_the_command_counts() -> None:
-    assert shared(Threading(), Configuration(threads=1)) == (1, 4)
+    assert shared(Threading(), Configuration(threads=1)) == (1, devices.LEAST_INTER_OP_THREADS)
 
 
 @pytest.mark.usefixtures("two_ranks")
@@ -135,4 +135,4 @@ def test_what_the_user_has_set_in_the_environment_stays(monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("two_ranks")
 def test_threads_for_openmp_are_meant_for_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
-    assert shared(Threading(), Configuration()) == (2, 4)
+    assert shared(Threading(), Configuration()) == (2, devices.LEAST_INTER_OP_THREADS)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import io
 import sys
 
+import keras
 import pytest
 
 from tarantella.runtime import output, world
 from tarantella.runtime.configuration import Configuration
-from tarantella.runtime.output import MarkedStream, rank_output, shows_output
+from tarantella.runtime.output import Lines, rank_output, shown
 
 
-def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, everywhere: bool = False) -> None:
+def be(
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    size: int,
+    everywhere: bool = False,
+    terminal: bool | None = None,
+) -> None:
     monkeypatch.setattr(world, "_rank", rank)
     monkeypatch.setattr(world, "_size", size)
-    settings = Configuration(output_on_all_devices=everywhere)
+    settings = Configuration(output_on_all_devices=everywhere, terminal=terminal)
     monkeypatch.setattr(output, "configuration", lambda: settings)
 
 
@@ -23,13 +30,31 @@ def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, everywhere: bool =
 def test_master_rank_prints_as_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, size: int
 ) -> None:
-    be(monkeypatch, rank, size)
+    be(monkeypatch, rank, size, terminal=True)
     before = sys.stdout
     with rank_output():
         assert sys.stdout is before
         print("seen")
     assert capsys.readouterr().out == "seen\n"
-    assert shows_output()
+    assert [shown(verbose) for verbose in ("auto", 0, 1, 2)] == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2)])
+def test_without_a_terminal_there_are_lines_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, size: int
+) -> None:
+    be(monkeypatch, rank, size)
+    with rank_output():
+        print("at once", end="")
+        assert capsys.readouterr().out == "at once"
+        bar = keras.utils.Progbar(2)
+        bar.update(1, [("loss", 0.5)])
+        bar.update(2, [("loss", 0.25)])
+        print("\x1b[1mbold\x1b[0m")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["2/2", "bold"]
+    assert not any(character in "".join(lines) for character in "\b\r\x1b")
+    assert [shown(verbose) for verbose in ("auto", 0, 1, 2)] == [2, 0, 1, 2]
 
 
 def test_other_ranks_print_nothing_inside_only(
@@ -44,7 +69,7 @@ def test_other_ranks_print_nothing_inside_only(
         print("hidden")
     print("after")
     assert capsys.readouterr().out == "before\nafter\n"
-    assert not shows_output()
+    assert [shown(verbose) for verbose in ("auto", 0, 1, 2)] == [0, 0, 0, 0]
 
 
 def test_every_rank_marks_its_lines(
@@ -60,7 +85,7 @@ def test_every_rank_marks_its_lines(
     assert (
         capsys.readouterr().out == "[rank 1] one\n[rank 1] two\n[rank 1] three\n[rank 1] no end\n"
     )
-    assert shows_output()
+    assert [shown(verbose) for verbose in ("auto", 0, 1, 2)] == [2, 0, 1, 2]
 
 
 def test_output_is_back_after_an_error(
@@ -87,7 +112,7 @@ def test_output_is_back_after_an_error(
 )
 def test_lines_as_a_reader_would_see_them(written: list[str], shown: str) -> None:
     target = io.StringIO()
-    stream = MarkedStream(target, "> ")
+    stream = Lines(target, "> ")
     for text in written:
         assert stream.write(text) == len(text)
     assert target.getvalue() == shown
@@ -104,6 +129,6 @@ def test_a_line_is_one_call() -> None:
             return len(text)
 
     target = Calls()
-    stream = MarkedStream(target, "[rank 1] ")
+    stream = Lines(target, "[rank 1] ")
     print("a", "b", 3, file=stream)
     assert target.calls == ["[rank 1] a b 3\n"]

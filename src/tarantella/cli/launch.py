@@ -34,15 +34,27 @@ class Launch:
 
 
 def make_launch(
-    plan: Plan, options: Options, mpiexec: Mpiexec, environ: Mapping[str, str]
+    plan: Plan,
+    options: Options,
+    mpiexec: Mpiexec,
+    environ: Mapping[str, str],
+    terminal: bool = False,
 ) -> Launch:
-    """What starts the ranks of a plan from a process with this environment."""
+    """What starts the ranks of a plan from a process with this environment.
+
+    Args:
+        plan: The ranks.
+        options: What the user has asked for.
+        mpiexec: What starts them.
+        environ: The environment of this process.
+        terminal: Whether what they print is shown by a terminal.
+    """
     supervised = [sys.executable, "-I", "-S", entry.__file__, "supervisor"]
     command = mpiexec.command(len(plan.ranks), supervised + escaped(_program(options)))
     user_decides = TENSORFLOW_LOG in environ or TENSORFLOW_LOG in dict(options.environment)
     return Launch(
         tuple(command),
-        _environment(plan, options, environ),
+        _environment(plan, options, environ, terminal),
         len(plan.ranks),
         quiet_tensorflow=not user_decides,
     )
@@ -56,8 +68,12 @@ def _program(options: Options) -> list[str]:
     return [*interpreter, entry.__file__, "script", *options.program]
 
 
-def _environment(plan: Plan, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(
+    plan: Plan, options: Options, environ: Mapping[str, str], terminal: bool
+) -> dict[str, str]:
     added: dict[str, str] = {}
+    if terminal and variables.TERMINAL not in environ:
+        added[variables.TERMINAL] = "true"  # between it and the ranks there are pipes
     if options.log_level is not None:
         added[variables.LOG_LEVEL] = options.log_level
     if options.log_on_all_devices:

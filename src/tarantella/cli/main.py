@@ -45,7 +45,8 @@ def _main(arguments: Sequence[str]) -> int:
     options = replace(options, no_gpu=options.no_gpu or settings.no_gpu)
     environ = environment_without_run(os.environ)
     plan = make_plan(options, [this_host()])
-    launch = make_launch(plan, options, describe_mpiexec(find_mpiexec()), environ)
+    mpiexec = describe_mpiexec(find_mpiexec())
+    launch = make_launch(plan, options, mpiexec, environ, terminal=sys.stdout.isatty())
     _warn(plan, options.log_level or settings.log_level)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, launch)))

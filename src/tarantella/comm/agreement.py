@@ -58,6 +58,19 @@ def check_same(description: object, what: str, comm: MPI.Comm | None = None) -> 
             agree(what, lines, collectives)
 
 
+def all_ranks(condition: bool) -> bool:
+    """Whether something holds on all ranks; every rank must call it."""
+    if world.get_size() == 1:
+        return condition
+    from mpi4py import MPI
+
+    holds = np.array([condition])
+    with turn() as comm:
+        meet(comm)
+        comm.Allreduce(MPI.IN_PLACE, holds, MPI.LAND)
+    return bool(holds[0])
+
+
 @contextmanager
 def turn() -> Iterator[MPI.Comm]:
     """Waits for this rank's other threads, and gives the communicator of the collectives.

@@ -7,7 +7,9 @@ before each collective, looking less and less often whether all have come.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -18,11 +20,34 @@ _LOOKS_AT_ONCE = 50
 _SHORTEST_PAUSE = 20e-6
 _LONGEST_PAUSE = 1e-3
 
+_lock = threading.Lock()
+_meetings = 0
+_due: list[Callable[[], None]] = []  # what this rank does before the next meeting
+
 
 def meet(communicator: Any) -> None:
     """Returns when every rank has called it; at once where each has cores of its own."""
+    global _meetings
+    with _lock:
+        due = _due.copy()
+        _due.clear()
+    for function in due:
+        function()
     if ranks_share_cores():
         wait(communicator.Ibarrier())
+    with _lock:
+        _meetings += 1
+
+
+def meetings() -> int:
+    """How often this rank has met the others: the same on all ranks at the same point."""
+    return _meetings
+
+
+def before_next_meeting(function: Callable[[], None]) -> None:
+    """Has a function called, once, when this rank is about to meet the others."""
+    with _lock:
+        _due.append(function)
 
 
 def wait(request: Any) -> None:
@@ -35,12 +60,19 @@ def wait(request: Any) -> None:
 
 def wait_aside(request: Any) -> None:
     """Waits for a request to be done, and leaves the core to other threads meanwhile."""
-    for _ in range(_LOOKS_AT_ONCE):
-        if request.Test():
-            return
-    pause = _SHORTEST_PAUSE
+    waits = pauses()
     while not request.Test():
+        next(waits)
+
+
+def pauses() -> Iterator[None]:
+    """Waits from one look to the next: not at all at first, then longer and longer."""
+    for _ in range(_LOOKS_AT_ONCE):
+        yield
+    pause = _SHORTEST_PAUSE
+    while True:
         time.sleep(pause)
+        yield
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 

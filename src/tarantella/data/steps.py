@@ -15,6 +15,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,11 @@ class Steps:
     def problem(self) -> Exception | None:
         """Why the ranks could not go on, if they could not."""
         return None if world.get_size() == 1 else self._exchange.problem
+
+    def on_next_step(self, tell: Callable[[int], None]) -> None:
+        """Has `tell` called once, with the number of samples of all ranks in the next step."""
+        if world.get_size() > 1:
+            self._exchange.on_next_step = tell
 
     def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
@@ -184,6 +190,7 @@ class _Exchange:
 
     def __init__(self, own_data: bool, everyone: bool) -> None:
         self.problem: Exception | None = None
+        self.on_next_step: Callable[[int], None] | None = None
         self._own_data = own_data
         self._communicator = world.communicator("data")
         self._number = next(_feeds)
@@ -233,7 +240,11 @@ class _Exchange:
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
         self._agreed = {_key(place): agreed}
-        return np.bool_(agreed[_COUNT] != _ENDED)
+        goes_on = agreed[_COUNT] != _ENDED
+        if goes_on and self.on_next_step is not None:
+            self.on_next_step(int(agreed[_TOTAL]))
+            self.on_next_step = None
+        return np.bool_(goes_on)
 
     def _compare_marks(self, place: np.ndarray, everyones: dict[int, np.ndarray]) -> None:
         """Warns once if the ranks' batches are not the same, as far as their marks tell."""

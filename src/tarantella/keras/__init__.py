@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tarantella.keras import callbacks as callbacks
     from tarantella.keras import optimizers as optimizers
 
-_PUBLIC = ("optimizers",)
+_PUBLIC = ("callbacks", "optimizers")
 
 
 def __getattr__(name: str) -> Any:

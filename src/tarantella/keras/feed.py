@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -139,6 +139,10 @@ class Feed(internals.DataAdapter):
         self._uses -= 1
         if not self._uses:
             self._own.unused.append(self._steps)
+
+    def on_next_step(self, tell: Callable[[int], None]) -> None:
+        """Has `tell` called once, with the number of samples of all ranks in the next step."""
+        self._steps.on_next_step(tell)
 
     @property
     def spec(self) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from tarantella.comm.graph import Channel
+from tarantella.comm.turns import in_turn
 from tarantella.runtime.configuration import configuration
 
 
@@ -47,23 +47,5 @@ def sum_over_ranks(gradients: Sequence[Any], channel: Channel) -> list[Any]:
 
 
 def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:
-    """The sums over the ranks, wherever in the user's functions they are asked for.
-
-    A channel keeps the order within one graph, but a step may apply gradients several times,
-    and in functions that call each other. There TensorFlow keeps the order of whatever writes
-    to one variable: so do we, before and after.
-    """
-    if tf.executing_eagerly():
-        return sum_over_ranks(gradients, Channel("gradients"))
-    with tf.control_dependencies([_turn().assign_add(1)]):
-        sums = sum_over_ranks(gradients, Channel("gradients"))
-    received = [leaf for leaf in tf.nest.flatten(sums, expand_composites=True) if leaf is not None]
-    with tf.control_dependencies(received):
-        _turn().assign_add(1)
-    return sums
-
-
-@cache
-def _turn() -> tf.Variable:
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, trainable=False, dtype=tf.int64)
+    """The sums over the ranks, wherever in the user's functions they are asked for."""
+    return in_turn("gradients", lambda channel: sum_over_ranks(gradients, channel))

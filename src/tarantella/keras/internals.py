@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import api_export, backend
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.variables import Variable as AnyVariable
+from keras.src.backend.tensorflow import nn as backend_nn
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import object_registration
@@ -27,8 +31,14 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+from keras.src.utils import io_utils
+from keras.src.utils.file_utils import is_remote_path
+from keras.src.utils.io_utils import ask_to_proceed_with_overwrite as may_overwrite
+from keras.src.utils.python_utils import is_default
+from keras.src.utils.python_utils import pythonify_logs as python_logs
 
 __all__ = [
+    "AnyVariable",
     "BaseOptimizer",
     "DataAdapter",
     "activity_losses_are_sums",
@@ -41,20 +51,33 @@ __all__ = [
     "draws_in_python",
     "flat_layers",
     "give_losses",
+    "handles",
     "in_stateless_scope",
     "index_adapter",
+    "initial_epoch",
     "is_array_adapter",
     "is_arrays",
+    "is_default",
+    "is_remote_path",
+    "kept_compile_arguments",
     "keras_mask",
+    "limited",
     "mask_epsilon",
+    "may_overwrite",
     "merged_sample_weight",
+    "messages_about",
+    "python_logs",
     "read_with",
+    "reduction_axes",
     "replaced",
+    "restore_optimizer",
     "save_as",
+    "set_initial_epoch",
     "set_keras_mask",
     "take_losses",
     "wrapped_methods",
     "wrapped_reduction",
+    "wrapped_synchronized_moments",
 ]
 
 Replacement = tuple[Any, str, Any]
@@ -85,6 +108,17 @@ def wrapped_reduction(wrap: Callable[[Any], Any]) -> list[Replacement]:
     """The replacement for the function with which every Keras loss reduces its values."""
     name = "reduce_weighted_values"
     return [(loss_module, name, wrap(vars(loss_module)[name]))]
+
+
+def wrapped_synchronized_moments(wrap: Callable[[Any], Any]) -> list[Replacement]:
+    """The replacement for the function of (x, axes, keepdims) behind synchronized moments."""
+    name = "_compute_moments_sync"
+    return [(backend_nn, name, wrap(vars(backend_nn)[name]))]
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """The axes that a layer computes its statistics over."""
+    return list(layer._reduction_axes)
 
 
 # Data
@@ -201,6 +235,80 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Attaches a mask to a layer's output."""
     if mask is not None:
         tensor._keras_mask = mask
+
+
+# Callbacks
+
+
+def handles(callback: Any, event: str) -> bool:
+    """Whether a callback does anything at an event, such as "train_batch_end"."""
+    old_name = event.replace("train_", "") if event.startswith("train_batch") else event
+    return not all(is_default(getattr(callback, f"on_{name}")) for name in (event, old_name))
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch at which `BackupAndRestore` has told Keras to begin."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Tells Keras to begin at an epoch, whatever `fit` is called with."""
+    model._initial_epoch = epoch
+
+
+def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:
+    """How many epochs and steps Keras runs of those asked for; it has a limit for debugging."""
+    most_epochs = getattr(keras.config, "max_epochs", lambda: None)()
+    most_steps = getattr(keras.config, "max_steps_per_epoch", lambda: None)()
+    if most_steps:
+        steps = min(steps or most_steps, most_steps)
+    return min(epochs, most_epochs or epochs), steps
+
+
+# Saving
+
+
+@contextmanager
+def messages_about(place: str, path: str) -> Iterator[None]:
+    """Has Keras tell the user of `path` where it would tell of `place`."""
+    print_message = io_utils.print_msg
+
+    def print_renamed(message: Any, *args: Any, **kwargs: Any) -> None:
+        print_message(str(message).replace(place, path), *args, **kwargs)
+
+    with replaced([(io_utils, "print_msg", print_renamed)]):
+        yield
+
+
+@contextmanager
+def kept_compile_arguments(model: keras.Model) -> Iterator[None]:
+    """Gives a model back what it was compiled with: to save it in HDF5 takes the optimizer out."""
+    arguments = getattr(getattr(model, "_compile_config", None), "config", {})
+    before = dict(arguments)
+    try:
+        yield
+    finally:
+        arguments.update(before)
+
+
+def restore_optimizer(model: keras.Model, path: str) -> None:
+    """Gives a model the state of the optimizer that an HDF5 file holds.
+
+    Keras builds the optimizer for the variables of the model but not of its layers, which are
+    all: the state is lost, and the optimizer of no use.
+    """
+    with h5py.File(path, "r") as file:
+        if "optimizer_weights" not in file:
+            return
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        values = [np.array(value) for value in values]
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    if [value.shape for value in values] != [tuple(v.shape) for v in optimizer.variables]:
+        return
+    for variable, value in zip(optimizer.variables, values, strict=True):
+        variable.assign(value)
+    model.optimizer = optimizer
 
 
 def save_as(cls: type, plain: type) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
@@ -10,19 +10,31 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tarantella.comm import collectives
+from tarantella.comm.agreement import all_ranks
 from tarantella.comm.graph import Channel
 from tarantella.data import parts
 from tarantella.data.parts import Part
 from tarantella.errors import InputError
-from tarantella.keras import internals, prediction, state
+from tarantella.keras import (
+    callback_list,
+    internals,
+    loading,
+    normalization,
+    prediction,
+    saving,
+    state,
+)
 from tarantella.keras.compiled import call_compiled
 from tarantella.keras.distributed import undistributed
 from tarantella.keras.feed import Feed, in_batches, split_for_validation
+from tarantella.keras.layer_state import LayerState
 from tarantella.keras.step import Step, current, global_results
+from tarantella.keras.stops import Stops, StopsTogether
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
-from tarantella.runtime.output import rank_output, shows_output
+from tarantella.runtime.output import rank_output, shown
+
+_ALL = frozenset({"train", "test"})
 
 
 class ParallelStrategy(Enum):
@@ -35,7 +47,7 @@ class ParallelStrategy(Enum):
     DATA = "data"
 
 
-class RankSteps(keras.Model):
+class RankSteps(StopsTogether, keras.Model):
     """What a model does differently on several ranks, around what its own class does.
 
     It stands in front of the class of the user's model: a `train_step` of the user's is called
@@ -44,27 +56,36 @@ class RankSteps(keras.Model):
     """
 
     jit_compile: Any
+    _tnt_advice: normalization.Advice
     _tnt_compiles_calls: bool
+    _tnt_batch_logs: frozenset[str]
+    _tnt_functions: dict[tuple[str, bool], Any]
 
     def train_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().train_step(data)
-        step = Step(self, data)
-        with self._compiled_calls(), step.running():
-            return step.global_logs(super().train_step(data.data))
+        step = Step(self, data, shares_logs=self._shares_logs("train"))
+        with self._compiled_calls(self._can_be_compiled()), step.running():
+            logs = step.global_logs(super().train_step(data.data))
+        self._tnt_advice.layers_used_own_parts(
+            normalization.local_layers(self, step.layer_state.written)
+        )
+        return logs
 
     def test_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().test_step(data)
-        step = Step(self, data)
+        step = Step(self, data, shares_logs=self._shares_logs("test"))
         with self._compiled_calls(), step.running():
             return step.global_logs(super().test_step(data.data))
 
     def predict_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().predict_step(data)
-        with self._compiled_calls():
+        layer_state = LayerState(self, data)
+        with self._compiled_calls(), layer_state.recorded():
             outputs = super().predict_step(data.data)
+        layer_state.combine(trained=False)
         return prediction.own_rows(outputs, data.count)
 
     def get_metrics_result(self) -> dict[str, Any]:
@@ -75,11 +96,53 @@ class RankSteps(keras.Model):
             return step.results_of(compute, self.metrics)
         return global_results(compute, self.metrics, Channel("metrics"))
 
+    def _own_results(self) -> dict[str, Any]:
+        """The metrics of this rank's part of the data."""
+        return internals.python_logs(super().get_metrics_result())
+
+    # Logs of batches that nobody looks at are not put together.
+
+    def _shares_logs(self, phase: str) -> bool:
+        return phase in self._tnt_batch_logs or self._uses_logs
+
+    @property
+    def _uses_logs(self) -> bool:
+        """Whether a method of the user's class might use what metrics have to say in a step."""
+        plain = self._tnt_plain_class
+        return any(
+            getattr(plain, name) is not getattr(keras.Model, name)
+            for name in ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+        )
+
+    @contextmanager
+    def _batch_logs(self, phases: frozenset[str]) -> Iterator[None]:
+        """For a while, the logs of batches are looked at in these phases."""
+        before, self._tnt_batch_logs = self._tnt_batch_logs, phases
+        try:
+            yield
+        finally:
+            self._tnt_batch_logs = before
+
+    def _take_function(self, name: str, phase: str) -> None:
+        """Takes up the function that was made before with the logs as they are wanted now."""
+        wanted, present = self._shares_logs(phase), getattr(self, name)
+        if present is None:  # Keras has been told to make it anew
+            self._tnt_functions.pop((name, True), None)
+            self._tnt_functions.pop((name, False), None)
+        elif present is self._tnt_functions.get((name, not wanted)):
+            setattr(self, name, self._tnt_functions.get((name, wanted)))
+
+    def _keep_function(self, name: str, phase: str) -> None:
+        self._tnt_functions[name, self._shares_logs(phase)] = getattr(self, name)
+
     # Compilation: what communicates is not compiled by XLA, the calls of the model are.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._tnt_compiles_calls:
-            return super().__call__(*args, **kwargs)
+            if world.get_size() == 1 or current() is not None:
+                return super().__call__(*args, **kwargs)
+            with normalization.synchronized_in_own_loop(self):
+                return super().__call__(*args, **kwargs)
         with self._compiled_calls(False):
             return call_compiled(self, super().__call__, args, kwargs)
 
@@ -92,6 +155,12 @@ class RankSteps(keras.Model):
         finally:
             self._tnt_compiles_calls = before
 
+    def _can_be_compiled(self) -> bool:
+        names = normalization.synchronized_layers(self)
+        if names and self.jit_compile:
+            self._tnt_advice.not_compiled(names)
+        return not names
+
     @contextmanager
     def _uncompiled_steps(self) -> Iterator[None]:
         before = self.jit_compile
@@ -102,12 +171,18 @@ class RankSteps(keras.Model):
             self.jit_compile = before
 
     def make_train_function(self, force: bool = False) -> Any:
+        self._take_function("train_function", "train")
         with self._uncompiled_steps():
-            return super().make_train_function(force)
+            result = super().make_train_function(force)
+        self._keep_function("train_function", "train")
+        return result
 
     def make_test_function(self, force: bool = False) -> Any:
+        self._take_function("test_function", "test")
         with self._uncompiled_steps():
-            return super().make_test_function(force)
+            result = super().make_test_function(force)
+        self._keep_function("test_function", "test")
+        return result
 
     def make_predict_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
@@ -118,6 +193,13 @@ class RankSteps(keras.Model):
 
     def to_json(self, **kwargs: Any) -> Any:
         return self._plain().to_json(**kwargs)
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, self._plain().__reduce__()
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        return _distributed(cls._tnt_plain_class.from_config(*args, **kwargs))
 
 
 class Model(keras.Model):
@@ -210,9 +292,9 @@ class Model(keras.Model):
                 "validation_",
             )
             return super().fit(
-                x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,
-                shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch,
-                validation_steps, validation_batch_size, validation_freq,
+                x, y, batch_size, epochs, shown(verbose), callbacks, validation_split,
+                validation_data, shuffle, class_weight, sample_weight, initial_epoch,
+                steps_per_epoch, validation_steps, validation_batch_size, validation_freq,
             )  # fmt: skip
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split_for_validation(
@@ -244,11 +326,17 @@ class Model(keras.Model):
                 purpose="validation_",
             )
         self._start_from_master(feed)
-        with feed.explaining(), validation.explaining() if validation else nullcontext():
+        feed.on_next_step(lambda total: self._tnt_advice.parts_have(total // world.get_size()))
+        with (
+            feed.explaining(),
+            validation.explaining() if validation else nullcontext(),
+            self._callbacks(
+                callbacks, feed, shown(verbose), epochs=epochs, add_history=True
+            ) as callbacks,
+        ):
             return super().fit(
                 feed,
                 epochs=epochs,
-                verbose=verbose if shows_output() else 0,
                 callbacks=callbacks,
                 validation_data=validation,
                 initial_epoch=initial_epoch,
@@ -282,7 +370,15 @@ class Model(keras.Model):
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             return super().evaluate(
-                x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, **kwargs
+                x,
+                y,
+                batch_size,
+                shown(verbose),
+                sample_weight,
+                steps,
+                callbacks,
+                return_dict,
+                **kwargs,
             )
         _tell_of_own_data("evaluation", tnt_distribute_dataset)
         feed = Feed.of(
@@ -296,10 +392,12 @@ class Model(keras.Model):
         )
         if not kwargs:  # `fit` calls with a mark of its own, and has built the model
             self._start_from_master(feed, again=False)
-        with feed.explaining():
+        with (
+            feed.explaining(),
+            self._callbacks(callbacks, feed, shown(verbose)) as callbacks,
+        ):
             return super().evaluate(
                 feed,
-                verbose=verbose if shows_output() else 0,
                 steps=feed.steps_per_epoch,
                 callbacks=callbacks,
                 return_dict=return_dict,
@@ -324,7 +422,7 @@ class Model(keras.Model):
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
-            return super().predict(x, batch_size, verbose, steps, callbacks)
+            return super().predict(x, batch_size, shown(verbose), steps, callbacks)
         feed = Feed.of(
             x,
             batch_size=batch_size,
@@ -334,18 +432,35 @@ class Model(keras.Model):
         if feed.num_batches == 0:
             raise InputError("There are no samples in the data: `predict` needs at least one.")
         self._start_from_master(feed, again=False)
-        verbose = verbose if shows_output() else 0
-        if not callbacks:
-            with feed.explaining(), prediction.kept_rows(self) as rows:
-                super().predict(feed, verbose=verbose, steps=feed.steps_per_epoch)
+        with feed.explaining(), self._callbacks(callbacks, feed, shown(verbose)) as callbacks:
+            if callbacks.common.given:
+                with prediction.gathered_rows(self):
+                    outputs = super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
+                prediction.end_together()
+                return outputs
+            with prediction.kept_rows(self) as rows:
+                super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
             return rows.together()
-        with feed.explaining(), prediction.gathered_rows(self):
-            callbacks = prediction.stopping_together(callbacks)
-            outputs = super().predict(
-                feed, verbose=verbose, steps=feed.steps_per_epoch, callbacks=callbacks
-            )
-        prediction.end_together()
-        return outputs
+
+    @contextmanager
+    def _callbacks(
+        self, callbacks: Any, feed: Feed, verbose: Any, **options: Any
+    ) -> Iterator[callback_list.RankCallbacks]:
+        """The callbacks of a run over data, which run in step with those of the other ranks."""
+        if isinstance(callbacks, callback_list.RankCallbacks):  # of `fit`, which validates
+            yield callbacks
+            return
+        options = {"epochs": 1, **options}
+        options["epochs"], steps = internals.limited(
+            options["epochs"], feed.steps_per_epoch or feed.num_batches
+        )
+        with (
+            callback_list.in_step(
+                self, callbacks, verbose=verbose, steps=steps, **options
+            ) as container,
+            self._batch_logs(container.common.reads),
+        ):
+            yield container
 
     # Single batches
 
@@ -368,7 +483,7 @@ class Model(keras.Model):
                 y, class_weight
             )
         part = self._part((x, y, sample_weight))
-        with self._given("train_function", iter([part])):
+        with self._batch_logs(_ALL), self._given("train_function", iter([part])):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def test_on_batch(
@@ -379,7 +494,7 @@ class Model(keras.Model):
         if world.get_size() == 1:
             return super().test_on_batch(x, y, sample_weight, return_dict)
         part = self._part((x, y, sample_weight))
-        with self._given("test_function", iter([part])):
+        with self._batch_logs(_ALL), self._given("test_function", iter([part])):
             return super().test_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -413,26 +528,77 @@ class Model(keras.Model):
 
     # Saving: what is saved is the plain Keras model, by the master rank.
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the plain Keras model, as `keras.Model.save`; only the master rank writes."""
-        self._write("save", args, kwargs)
+    def save(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        *,
+        tnt_save_all_devices: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Saves the plain Keras model, as `keras.Model.save`: all of it, or nothing.
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the weights, as `keras.Model.save_weights`; only the master rank writes."""
-        self._write("save_weights", args, kwargs)
+        The master rank writes, and waits for no other rank. The others wait for the master, so
+        that each may read the file next. To call it on the master alone is fine, too.
 
-    def export(self, *args: Any, **kwargs: Any) -> None:
-        """Exports the plain Keras model; only the master rank writes."""
-        self._write("export", args, kwargs)
+        Args:
+            filepath: Where to; with no ending, it becomes a folder, as with `zipped=False`.
+            overwrite: Whether to overwrite what is there, or to ask.
+            zipped: Whether to write one file, or a folder.
+            tnt_save_all_devices: Whether every rank writes, on a disk of its own, say. Then all
+                must call it.
+            kwargs: Further options of Keras.
+        """
+        saving.save_model(
+            self._plain(), filepath, overwrite, zipped, tnt_save_all_devices, **kwargs
+        )
+
+    def save_weights(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+        *,
+        tnt_save_all_devices: bool = False,
+    ) -> None:
+        """Saves the weights, as `keras.Model.save_weights`, in the way of `save`.
+
+        With no ending, ".weights.h5" is added, also by `load_weights`.
+        """
+        options = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+        saving.save_weights(self._plain(), filepath, overwrite, tnt_save_all_devices, **options)
+
+    def export(
+        self, filepath: Any, *args: Any, tnt_save_all_devices: bool = False, **kwargs: Any
+    ) -> None:
+        """Exports the plain Keras model, as `keras.Model.export`, in the way of `save`."""
+        saving.export(self._plain(), filepath, *args, everywhere=tnt_save_all_devices, **kwargs)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Loads weights, as `keras.Model.load_weights`; with no ending, what was saved so."""
+        super().load_weights(loading.find_weights(filepath), *args, **kwargs)
+        self._tnt_started = False
+
+    def to_yaml(self, **kwargs: Any) -> str:
+        """The configuration, as `to_json` has it, in YAML.
+
+        Args:
+            kwargs: Options of `yaml.safe_dump`.
+        """
+        return loading.as_yaml(self.to_json(), **kwargs)
+
+    @classmethod
+    def from_config(cls, config: Any, custom_objects: Any = None) -> Any:
+        """Makes a model from what `get_config` of another returned, with new weights."""
+        return distributed(lambda: loading.from_config(config, custom_objects), "from_config")
 
     def _plain(self) -> Any:
         """This model, settings and all, as an object of the class it was made from."""
-        return view(self, self._tnt_plain_class)
-
-    def _write(self, method: str, args: Any, kwargs: Any) -> None:
-        if world.is_master_rank():
-            getattr(self._plain(), method)(*args, **kwargs)
-        collectives.barrier()
+        plain = view(self, self._tnt_plain_class)
+        for name in [name for name in vars(plain) if name.startswith("_tnt_")]:
+            del vars(plain)[name]
+        return plain
 
     # Common ground
 
@@ -444,10 +610,6 @@ class Model(keras.Model):
         super().set_weights(weights)
         self._tnt_started = False
 
-    def load_weights(self, *args: Any, **kwargs: Any) -> None:
-        super().load_weights(*args, **kwargs)
-        self._tnt_started = False
-
     def _require_compiled(self, method: str) -> None:
         if not self.compiled:
             raise InputError(
@@ -456,10 +618,13 @@ class Model(keras.Model):
             )
 
     def _start_from_master(self, data: Feed | Any, again: bool = True) -> None:
-        """Makes all ranks hold the master's weights, if they may hold others."""
-        if self._tnt_started and not again:
+        """Makes all ranks hold the master's weights, if any of them may hold others."""
+        if not again and all_ranks(self._tnt_started):
             return
         state.build(self, data.spec if isinstance(data, Feed) else data)
+        self._take_from_master()
+
+    def _take_from_master(self) -> None:
         state.start_from_master(self)
         self._tnt_started = True
 
@@ -505,18 +670,37 @@ def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrat
         raise InputError(
             f"parallel_strategy is {parallel_strategy!r}; it can be tnt.ParallelStrategy.DATA."
         )
-    distributed = view(model, _distributed_class(type(model)))
-    vars(distributed).update(
+    wrapped = _wrapped(model)
+    if world.get_size() > 1 and model.built:
+        wrapped._take_from_master()
+    return wrapped
+
+
+def _rebuilt(rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A copy, or what was pickled. One rank alone can make one, so no other is asked."""
+    return _wrapped(rebuild(*args))
+
+
+def _wrapped(model: keras.Model) -> Any:
+    """A tnt.Model whose weights may still differ between the ranks."""
+    wrapped = view(model, _distributed_class(type(model)))
+    vars(wrapped).update(
         train_function=None,
         test_function=None,
         predict_function=None,
+        _tnt_batch_logs=frozenset(),
+        _tnt_advice=normalization.Advice(),
         _tnt_compiles_calls=False,
+        _tnt_functions={},
         _tnt_started=False,
+        _tnt_stops=Stops(),
     )
-    if world.get_size() > 1 and model.built:
-        state.start_from_master(distributed)
-        distributed._tnt_started = True
-    return distributed
+    return wrapped
+
+
+def distributed(make: Callable[[], Any], call: str) -> Model:
+    """A tnt.Model of what `make` returns; if that fails on any rank, it fails on all."""
+    return _distributed(saving.on_all_ranks(call, make))
 
 
 _distributed_classes: dict[Any, Any] = {}
@@ -526,6 +710,8 @@ def _distributed_class(plain: Any) -> Any:
     """The class of the models that are a tnt.Model and a `plain` one."""
     if plain not in _distributed_classes:
         _distributed_classes[plain] = _make_distributed_class(plain)
+        # Keras saves a layer of it, in a model that is not ours, as it does the plain one.
+        internals.save_as(_distributed_classes[plain], plain)
     return _distributed_classes[plain]
 
 

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm import agreement, buffers, collectives, structures
+from tarantella.comm import agreement, buffers, structures
 from tarantella.comm.stream import Stream, exchange
 from tarantella.comm.waiting import meet
 from tarantella.data.parts import row_count, slice_rows
@@ -212,18 +212,6 @@ def _as_tensor(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     return tf.convert_to_tensor(value, tf.string if value.dtype == object else None)
-
-
-def stopping_together(callbacks: Any) -> Any:
-    """The callbacks, and after them one that stops all ranks when one is stopped."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks  # it may call its callbacks from other threads, which cannot wait here
-    return [*keras.tree.flatten(callbacks), _StopTogether()]
-
-
-class _StopTogether(keras.callbacks.Callback):
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.model.stop_predicting = collectives.allreduce(bool(self.model.stop_predicting), "max")
 
 
 def end_together() -> None:

@@ -52,6 +52,9 @@ def start_from_master(model: keras.Model) -> None:
         if is_seed(variable):
             value = seed_of_rank(value, world.get_rank())
         variable.assign(value)
+    for layer in internals.flat_layers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # it computes with what it once made of its variables
 
 
 def _optimizer_variables(model: keras.Model) -> list[Any]:
@@ -62,6 +65,11 @@ def _optimizer_variables(model: keras.Model) -> list[Any]:
         if isinstance(value, internals.BaseOptimizer)
     }
     return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
+
+
+def learning_rates(model: keras.Model) -> list[Any]:
+    """The learning rates that can be set, of a model's optimizers."""
+    return [v for v in _optimizer_variables(model) if v.name == "learning_rate"]
 
 
 def is_seed(variable: Any) -> bool:

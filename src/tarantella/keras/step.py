@@ -11,6 +11,8 @@ led through here:
   divisor of the global batch.
 - The gradients are summed over the ranks when they are handed to an optimizer.
 - The state of metrics is summed over the ranks when a result is asked for.
+- Moments that are synchronized are those of the global batch.
+- The state that layers have written is put together at the end of the step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import tensorflow as tf
 
 from tarantella.comm.graph import Channel
 from tarantella.data.parts import Part
-from tarantella.keras import gradients, internals, state
+from tarantella.keras import gradients, internals
+from tarantella.keras.layer_state import LayerState
+from tarantella.keras.normalization import GlobalMoments
 from tarantella.runtime import world
 
 _SUMMING_REGULARIZERS = (
@@ -44,12 +48,18 @@ def current() -> Step | None:
 
 
 class Step:
-    """What this rank knows of the step it takes."""
+    """What this rank knows of the step it takes.
 
-    def __init__(self, model: keras.Model, part: Part) -> None:
+    Args:
+        model: The model that takes it.
+        part: The data.
+        shares_logs: Whether the results of metrics are those of all ranks, not of this one.
+    """
+
+    def __init__(self, model: keras.Model, part: Part, shares_logs: bool = True) -> None:
         self._model = model
+        self._shares_logs = shares_logs
         self._has_samples = part.count > 0
-        self._some_have_none = part.total < world.get_size()
         count = tf.cast(part.count, tf.float64)
         total = tf.cast(part.total, tf.float64)
         self.share = count / total
@@ -60,8 +70,11 @@ class Step:
         self._metrics = Channel("metrics")
         self._weighted_for: set[int] = set()
         self._nested = False
+        self._trained = False
         self._can_be_empty = _can_be_empty(part)
         self._global_numbers: list[tf.Tensor] = []
+        self._moments = GlobalMoments(self.share, lambda: bool(self._weighted_for))
+        self.layer_state = LayerState(model, part)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -74,12 +87,13 @@ class Step:
             *internals.wrapped_methods(optimizer, "apply", self._wrap_apply),
             *internals.wrapped_methods(metric, "result", self._wrap_result),
             *internals.wrapped_methods(metric, "update_state", self._wrap_update),
+            *self._moments.replacements(),
         ]
         _current.append(self)
         try:
-            with internals.replaced(replacements):
+            with internals.replaced(replacements), self.layer_state.recorded():
                 yield
-            self._give_layers_state_of_samples()
+            self.layer_state.combine(self._trained)
         finally:
             _current.pop()
 
@@ -171,6 +185,7 @@ class Step:
         def apply_sums(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             if self._nested:
                 return apply(optimizer, grads, trainable_variables)
+            self._trained = True
             grads = list(grads)
             if trainable_variables is not None:
                 trainable_variables = list(trainable_variables)
@@ -232,7 +247,10 @@ class Step:
     def results_of(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
         """What `compute` makes of the state that metrics have over all ranks."""
         with self._outermost():
-            results = global_results(compute, metrics, self._metrics)
+            if self._shares_logs:
+                results = global_results(compute, metrics, self._metrics)
+            else:
+                results = _values(compute())
         self._global_numbers.extend(keras.tree.flatten(results))
         return results
 
@@ -262,27 +280,6 @@ class Step:
         for variable, value in before:
             variable.assign(tf.where(self._has_samples, variable.value, value))
 
-    def _give_layers_state_of_samples(self) -> None:
-        """Gives a rank without samples the state of layers that the master has.
-
-        The master rank always has samples. Seeds stay: ranks draw different random numbers.
-        """
-        variables = [v for v in self._model.non_trainable_variables if not state.is_seed(v)]
-        if not variables or not self._can_be_empty:
-            return
-
-        def take() -> bool:
-            masters = [
-                v.value if world.is_master_rank() else tf.zeros_like(v.value) for v in variables
-            ]
-            sums = Channel("layers").allreduce(masters, threshold=np.iinfo(np.int64).max)
-            for variable, value in zip(variables, sums, strict=True):
-                variable.assign(tf.where(self._has_samples, variable.value, value))
-            return True
-
-        # All ranks take the same branch; the one that is not taken costs next to nothing.
-        tf.cond(self._some_have_none, take, lambda: False)
-
 
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
     """What `compute` makes of the state that metrics have over all ranks.
@@ -302,11 +299,14 @@ def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: 
         if variable.aggregation == "mean":
             sums[i] = sums[i] / tf.cast(world.get_size(), sums[i].dtype)
     with keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True))):
-        # A result may be a variable, which has its global value in here only.
-        return keras.tree.map_structure(
-            lambda result: result.value if isinstance(result, keras.Variable) else result,
-            compute(),
-        )
+        return _values(compute())  # a variable has its global value in here only
+
+
+def _values(results: Any) -> Any:
+    """The results of metrics, with the values of those that are variables."""
+    return keras.tree.map_structure(
+        lambda result: result.value if isinstance(result, keras.Variable) else result, results
+    )
 
 
 def _can_be_empty(part: Part) -> bool:

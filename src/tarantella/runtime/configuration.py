@@ -20,6 +20,7 @@ FUSION_THRESHOLD = "TNT_FUSION_THRESHOLD"
 NO_GPU = "TNT_NO_GPU"
 GPUS = "TNT_GPUS"
 THREADS = "TNT_THREADS"
+TERMINAL = "TNT_TERMINAL"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -40,6 +41,7 @@ class Configuration:
         no_gpu: use the CPU even where there are GPUs
         gpus: the GPUs for the ranks of this host, by local rank; None: in their own order
         threads: threads a rank computes with; None: an even share of the host's cores
+        terminal: what ranks print is shown by a terminal; None: if their own output is one
     """
 
     log_level: str = "WARNING"
@@ -50,6 +52,7 @@ class Configuration:
     no_gpu: bool = False
     gpus: tuple[int, ...] | None = None
     threads: int | None = None
+    terminal: bool | None = None
 
     @property
     def fusion_threshold_bytes(self) -> int:
@@ -92,6 +95,7 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
         no_gpu=read(NO_GPU, _switch, False, a_switch),
         gpus=read(GPUS, _numbers, None, "the numbers of GPUs, separated by commas"),
         threads=read(THREADS, _at_least(1), None, "a whole number, 1 or more"),
+        terminal=read(TERMINAL, _switch, None, a_switch),
     )
 
 

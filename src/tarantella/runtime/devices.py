@@ -18,8 +18,9 @@ from tarantella.runtime.log import LOGGER
 from tarantella.runtime.world import Place
 
 # A collective that waits for other ranks occupies one of TensorFlow's inter-op threads. With too
-# few of them nothing is left to compute what the others wait for, and the run stands still.
-LEAST_INTER_OP_THREADS = 4
+# few of them nothing is left to compute what the others wait for, and the run stands still. A
+# step waits in five places at most: gradients, metrics, losses, layers and statistics.
+LEAST_INTER_OP_THREADS = 6
 
 
 def configure() -> None:

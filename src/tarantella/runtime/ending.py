@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
@@ -21,6 +22,7 @@ RUN_BY_COMMAND = "_tarantella_script"
 
 _pid = 0
 _uncaught_exit: int | None = None
+_last_things: list[Callable[[], None]] = []
 
 
 class Exit(SystemExit):
@@ -51,13 +53,21 @@ def install() -> None:
     _install_exit_hook()
 
 
+def before_end(function: Callable[[], None]) -> None:
+    """Has a function called on every rank when all end normally, before MPI does."""
+    _last_things.append(function)
+
+
 def _install_exception_hook() -> None:
     shown_before = sys.excepthook
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == _pid and (failure.running_mpi() or failure.is_ours(error)):
+        # With a frame below, somebody prints an error and goes on, as h5py when it cannot close.
+        uncaught = sys._getframe().f_back is None
+        ours = failure.running_mpi() or failure.is_ours(error)
+        if uncaught and ours and os.getpid() == _pid:
             sys.excepthook = shown_before  # what `fail` shows other errors with
             sys.exit(failure.fail(error))
         shown_before(kind, error, trace)  # a serial run, or a forked process
@@ -85,4 +95,6 @@ def _finalize() -> None:
         failure.abort(_uncaught_exit)
     mpi = failure.running_mpi()
     if mpi is not None:
+        for function in _last_things:
+            function()
         mpi.Finalize()

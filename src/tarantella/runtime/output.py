@@ -1,6 +1,8 @@
 """Progress and callback output: from the master rank only, or from every rank, marked.
 
-What the user prints outside of `fit`, `evaluate` and `predict` is not touched.
+Where nobody looks at a terminal, as in a batch job, it comes in lines, without the control
+characters that make a progress bar move. What the user prints outside of `fit`, `evaluate` and
+`predict` is not touched.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 
 _MOVES = re.compile(r"([\r\b])")
+_CONTROL = re.compile(r"[\r\b\x1b]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Line:
@@ -28,7 +32,7 @@ class Line:
         self._cursor = 0
 
     def write(self, text: str) -> None:
-        for piece in _MOVES.split(text):
+        for piece in _MOVES.split(_COLOURS.sub("", text)):
             if piece == "\r":
                 self._cursor = 0
             elif piece == "\b":
@@ -45,13 +49,14 @@ class Line:
         return text
 
 
-class MarkedStream(io.TextIOBase):
+class Lines(io.TextIOBase):
     """Passes whole lines on to another stream, one call each, with a mark in front.
 
-    A progress bar that rewrites its line again and again is shown as it was at the end.
+    A progress bar that rewrites its line again and again is shown as it was at the end. Without a
+    mark, what does nothing of that kind passes as it is.
     """
 
-    def __init__(self, stream: TextIO, mark: str) -> None:
+    def __init__(self, stream: TextIO, mark: str = "") -> None:
         super().__init__()
         self._stream = stream
         self._mark = mark
@@ -61,6 +66,11 @@ class MarkedStream(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return self._stream.encoding
+
+    @property
+    def buffer(self) -> Any:
+        """For bytes, which pass as they are."""
+        return self._stream.buffer
 
     def writable(self) -> bool:
         return True
@@ -72,6 +82,8 @@ class MarkedStream(io.TextIOBase):
         return self._stream.fileno()
 
     def write(self, text: str, /) -> int:
+        if not (self._mark or self._pending or _CONTROL.search(text)):
+            return self._stream.write(text)
         *finished, rest = text.split("\n")
         for piece in finished:
             self._line.write(piece)
@@ -94,9 +106,27 @@ class MarkedStream(io.TextIOBase):
         self._pending = False
 
 
-def shows_output() -> bool:
-    """Whether this rank shows its progress and callback output."""
-    return world.is_master_rank() or configuration().output_on_all_devices
+def shown(verbose: Any) -> Any:
+    """What this rank shows of its progress if Keras is asked for `verbose`.
+
+    "auto" is a progress bar on a terminal, and a line for each epoch elsewhere.
+    """
+    if not world.is_master_rank() and not configuration().output_on_all_devices:
+        return 0
+    if verbose != "auto":
+        return verbose
+    return 1 if _has_terminal() and not _marks_output() else 2
+
+
+def _marks_output() -> bool:
+    return configuration().output_on_all_devices and world.get_size() > 1
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal shows what this rank prints, or something that knows how to."""
+    if configuration().terminal is not None:
+        return bool(configuration().terminal)
+    return sys.stdout.isatty() or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
 
 
 @contextmanager
@@ -106,21 +136,30 @@ def rank_output() -> Iterator[None]:
     The master rank, and a serial run, print and warn as ever. Other ranks do not; or, with
     `TNT_OUTPUT_ON_ALL_DEVICES`, every rank prints with its number in front of each line.
     """
-    if isinstance(sys.stdout, MarkedStream | Silence) or world.get_size() == 1:
+    if isinstance(sys.stdout, Lines | Silence):
         yield
-    elif configuration().output_on_all_devices:
-        marked = MarkedStream(sys.stdout, f"[rank {world.get_rank()}] ")
-        with _printing_to(marked):
-            try:
-                yield
-            finally:
-                marked.finish()
-    elif world.is_master_rank():
-        yield
-    else:
+    elif _marks_output():
+        with _printing_lines(f"[rank {world.get_rank()}] "):
+            yield
+    elif not world.is_master_rank():
         with Silence() as silence, _printing_to(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the master rank gives the same ones
             yield
+    elif _has_terminal():
+        yield
+    else:
+        with _printing_lines():
+            yield
+
+
+@contextmanager
+def _printing_lines(mark: str = "") -> Iterator[None]:
+    lines = Lines(sys.stdout, mark)
+    with _printing_to(lines):
+        try:
+            yield
+        finally:
+            lines.finish()
 
 
 class Silence(io.TextIOWrapper):

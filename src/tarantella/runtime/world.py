@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 
 # Collectives that run at the same time need a communicator of their own each. Creating one is
 # collective too, so all are created at the start, in this order.
-PURPOSES = ("collectives", "gradients", "metrics", "losses", "layers", "data", "control")
+PURPOSES = (
+    "collectives",
+    "gradients",
+    "metrics",
+    "losses",
+    "layers",
+    "statistics",
+    "callbacks",
+    "notices",
+    "data",
+    "control",
+    "notices",
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +185,15 @@ def _start_mpi(launch: Launch) -> None:
     _pid = os.getpid()
     _rank, _size = world.Get_rank(), world.Get_size()
     _places = tuple(_communicators["control"].allgather(_this_place()))
+    ending.before_end(_settle)
     launcher.mark_as_rank(_rank, _size)
+
+
+def _settle() -> None:
+    """Leave no message on its way."""
+    from tarantella.comm import notices
+
+    notices.settle()
 
 
 def _refuse_other_library(launch: Launch, size: int, library: str) -> None:

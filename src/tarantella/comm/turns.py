@@ -1,0 +1,46 @@
+"""Collectives that keep their order wherever in a program they are asked for.
+
+A channel keeps the order within one graph. A step may also communicate in functions that call
+each other, in branches of a condition, or in gradients that TensorFlow computes later. There
+TensorFlow keeps the order of whatever writes to one variable, which is the order in which the
+program was traced and the same on all ranks: so each collective writes, before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+import tensorflow as tf
+
+from tarantella.comm.graph import Channel
+
+Result = TypeVar("Result")
+
+
+def in_turn(purpose: str, communicate: Callable[[Channel], Result]) -> Result:
+    """What `communicate` makes of a channel, after all that was asked for before.
+
+    Args:
+        purpose: One of `world.PURPOSES`; the order is kept for each on its own.
+        communicate: Returns a structure of tensors, the results of its collectives.
+    """
+    if tf.executing_eagerly():
+        return communicate(Channel(purpose))
+    turn = _turn(purpose)
+    with tf.control_dependencies([turn.assign_add(1)]):
+        results = communicate(Channel(purpose))
+    received = [
+        leaf for leaf in tf.nest.flatten(results, expand_composites=True) if leaf is not None
+    ]
+    with tf.control_dependencies(received):
+        turn.assign_add(1)
+    return results
+
+
+@cache
+def _turn(purpose: str) -> tf.Variable:
+    del purpose  # each has its own
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, trainable=False, dtype=tf.int64)

@@ -1,0 +1,158 @@
+"""State that layers write while they are trained, made one for all ranks in every step.
+
+Moving averages of batch normalization, counters, the vectors of spectral normalization, a
+codebook: each rank computes them from its part of the batch. At the end of the step they are
+put together, so that all ranks hold the same whenever anybody looks, and validation, saving or
+a callback need nothing special. Weights that no layer writes, such as frozen ones, cost nothing.
+
+What a variable becomes goes by its `aggregation`, as Keras means it:
+
+- "none" and "mean": the mean over the ranks, each with as many samples as it had;
+- "sum": what it was before the step and the changes of all ranks;
+- "only_first_replica", and numbers that are no fractions: the master's, which always has samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from weakref import WeakValueDictionary
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm.graph import Channel
+from tarantella.data.parts import Part
+from tarantella.errors import InputError
+from tarantella.keras import internals, state
+from tarantella.runtime import world
+
+# Variables that layers were seen to write in training. A function of the user's that is traced
+# already goes on writing them unseen.
+_seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+class LayerState:
+    """The state of a model's layers in one step of this rank."""
+
+    def __init__(self, model: keras.Model, part: Part) -> None:
+        _check_stateful_layers(model, part)
+        self._model = model
+        self._part = part
+        self._has_samples = part.count > 0
+        self._written: dict[int, Any] = {}
+        self._before = {
+            id(variable): tf.identity(variable.value)
+            for variable in model.non_trainable_variables
+            if variable.aggregation == "sum"
+        }
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """For a while, assignments of Keras variables are made known here."""
+        with internals.replaced(
+            internals.wrapped_methods(internals.AnyVariable, "assign", self._wrap_assign)
+        ):
+            yield
+
+    def _wrap_assign(self, assign: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(assign)
+        def recorded_assign(variable: Any, value: Any) -> Any:
+            if not internals.in_stateless_scope():
+                self._written[id(variable)] = variable
+            return assign(variable, value)
+
+        return recorded_assign
+
+    @property
+    def written(self) -> list[Any]:
+        """The variables of layers, none that are trained, which the step has written so far."""
+        return [v for v in self._model.non_trainable_variables if id(v) in self._written]
+
+    def combine(self, trained: bool) -> None:
+        """Gives all ranks the same state, of all their samples.
+
+        Args:
+            trained: Whether the step was one of training.
+        """
+        variables = self._to_combine(trained)
+        if not variables:
+            return
+        # No rank waits for it before the next step; it begins when the layers have written.
+        sums = Channel("layers").allreduce(
+            [self._contribution(variable) for variable in variables],
+            threshold=np.iinfo(np.int64).max,
+        )
+        for variable, total in zip(variables, sums, strict=True):
+            variable.assign(self._combined(variable, total))
+
+    def _to_combine(self, trained: bool) -> list[Any]:
+        layers = internals.flat_layers(self._model)
+        left_out = {id(v) for layer in layers for v in _left_to_ranks(layer)}
+        written = {id(variable) for variable in self.written}
+        if trained:
+            _seen.update({id(variable): variable for variable in self.written})
+            frozen = {id(v) for layer in layers if not layer.trainable for v in layer.variables}
+            written |= set(_seen) - frozen
+        written -= left_out
+        return [
+            variable
+            for variable in self._model.non_trainable_variables
+            if id(variable) in written and not state.is_seed(variable)
+        ]
+
+    def _contribution(self, variable: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(variable.value)
+        if id(variable) in self._before:
+            change = _addable(value) - _addable(self._before[id(variable)])
+            return tf.where(self._has_samples, change, tf.zeros_like(change))
+        if _is_averaged(variable):
+            # Whole numbers stay whole with counts, where shares would round. A rank without
+            # samples contributes zeros, whatever it computed.
+            value = _addable(value)
+            return tf.math.multiply_no_nan(value, tf.cast(self._part.count, value.dtype))
+        return value if world.is_master_rank() else tf.zeros_like(value)
+
+    def _combined(self, variable: Any, total: tf.Tensor) -> tf.Tensor:
+        if id(variable) in self._before:
+            total += _addable(self._before[id(variable)])
+        elif _is_averaged(variable):
+            total /= tf.cast(self._part.total, total.dtype)
+        return tf.cast(total, variable.dtype)
+
+
+def _is_averaged(variable: Any) -> bool:
+    is_fraction = tf.as_dtype(variable.dtype).is_floating
+    return bool(is_fraction and variable.aggregation != "only_first_replica")
+
+
+def _addable(value: tf.Tensor) -> tf.Tensor:
+    """In a type in which the samples of a batch can be added up."""
+    return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
+
+
+def _left_to_ranks(layer: keras.layers.Layer) -> list[Any]:
+    """The variables of a layer that need no combining."""
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+        return list(layer.non_trainable_variables)  # of the global batch already
+    return []
+
+
+def _check_stateful_layers(model: keras.Model, part: Part) -> None:
+    """Asks for layers that keep a state for each sample of this rank's part of a batch."""
+    leaves = [leaf for leaf in tf.nest.flatten(part.data) if isinstance(leaf, tf.Tensor)]
+    rows = next((leaf.shape[0] for leaf in leaves if leaf.shape.rank), None)
+    for layer in internals.flat_layers(model):
+        if not (isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states):
+            continue
+        expected = int(tf.nest.flatten(layer.states)[0].shape[0])
+        if rows is not None and rows != expected:
+            raise InputError(
+                f"The layer '{layer.name}' is stateful and made for {expected} samples, but rank "
+                f"{world.get_rank()} has {rows} of a batch. Make the model for a rank's part, "
+                f"`keras.Input(batch_shape=({rows}, ...))`, with a global batch size that is a "
+                "multiple of the number of ranks."
+            )

@@ -1,0 +1,235 @@
+"""Batch normalization on several ranks.
+
+With `synchronized=True` a layer normalizes with mean and variance of the global batch: each rank
+has those of its part, and one message puts them together. The backward pass is another message:
+the gradient of a sum over the ranks is the sum of the ranks' gradients.
+
+Without it each rank normalizes with the statistics of its part, which are poor if that is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm.turns import in_turn
+from tarantella.data import share
+from tarantella.keras import internals
+from tarantella.runtime import world
+from tarantella.runtime.log import LOGGER
+
+# Statistics of fewer samples are poor.
+ENOUGH_SAMPLES = 16
+
+
+class GlobalMoments:
+    """Means and variances over the samples of all ranks.
+
+    Args:
+        share: This rank's share of the global batch; 0 if it computes on a sample that does not
+            count.
+        loss_has_share: Tells, when gradients are computed, whether the loss was multiplied with
+            the share already. If not, that is done with the gradients later.
+    """
+
+    def __init__(self, share: tf.Tensor, loss_has_share: Callable[[], bool]) -> None:
+        self._share = share
+        self._loss_has_share = loss_has_share
+
+    def replacements(self) -> list[internals.Replacement]:
+        """Leads the moments of what is `synchronized` through here."""
+        layer = keras.layers.BatchNormalization
+        return [
+            *internals.wrapped_synchronized_moments(self._wrap_moments),
+            *internals.wrapped_methods(layer, "_moments", self._wrap_moments_of_layer),
+        ]
+
+    def _wrap_moments(self, moments: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(moments)
+        def global_moments(x: Any, axes: Any, keepdims: bool) -> Any:
+            own_mean, own_variance = tf.nn.moments(x, axes, keepdims=True)
+            count = tf.size(x, tf.int64) / tf.size(own_mean, tf.int64)
+            mean, variance = self._of_all(count, own_mean, own_variance)
+            return [value if keepdims else tf.squeeze(value, axes) for value in (mean, variance)]
+
+        return global_moments
+
+    def _wrap_moments_of_layer(self, moments: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(moments)
+        def global_moments(layer: Any, inputs: Any, mask: Any) -> Any:
+            if mask is None or not layer.synchronized:
+                return moments(layer, inputs, mask)
+            axes = internals.reduction_axes(layer)
+            count, mean, variance = _masked_moments(inputs, mask, axes)
+            mean, variance = self._of_all(count, mean, variance, keras.config.epsilon())
+            return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+        return global_moments
+
+    def _of_all(
+        self, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float = 0.0
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and variance of all ranks' values, from this rank's.
+
+        In float64, in which sums of squares tell variances well apart from means. `epsilon` is
+        what Keras adds to the number of values.
+        """
+        counted = tf.cast(self._share > 0, tf.float64) * tf.cast(count, tf.float64)
+        wide_mean, wide_variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+        values, total, squares = self._sum_over_ranks(
+            counted,
+            tf.math.multiply_no_nan(wide_mean, counted),
+            tf.math.multiply_no_nan(wide_variance + tf.square(wide_mean), counted),
+        )
+        divisor = tf.stop_gradient(values) + epsilon
+        mean_of_all = total / divisor
+        deviations = squares - mean_of_all * (2.0 * total - mean_of_all * tf.stop_gradient(values))
+        variance_of_all = tf.maximum(deviations / divisor, 0.0)
+        return tf.cast(mean_of_all, mean.dtype), tf.cast(variance_of_all, variance.dtype)
+
+    def _sum_over_ranks(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """The sums over the ranks, to which each rank's loss has its gradient."""
+
+        @tf.custom_gradient
+        def summed(*tensors: tf.Tensor) -> Any:
+            return _sums(tensors), self._sum_gradients
+
+        results: list[tf.Tensor] = summed(*tensors)
+        return results
+
+    def _sum_gradients(self, *gradients: tf.Tensor) -> list[tf.Tensor]:
+        """What the losses of all ranks together ask for.
+
+        A rank without samples has no say. If gradients get the share of this rank later, they
+        get those of the others here, and this rank's is taken off.
+        """
+        if self._loss_has_share():
+            weight = tf.cast(self._share > 0, tf.float64)
+            return self._sum_over_ranks(*(tf.math.multiply_no_nan(g, weight) for g in gradients))
+        sums = self._sum_over_ranks(*(tf.math.multiply_no_nan(g, self._share) for g in gradients))
+        return [tf.math.divide_no_nan(total, self._share) for total in sums]
+
+
+def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    everything = np.iinfo(np.int64).max
+    return in_turn("statistics", lambda channel: channel.allreduce(tensors, everything))
+
+
+def _masked_moments(
+    inputs: tf.Tensor, mask: tf.Tensor, axes: list[int]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """How many values there are that the mask does not hide, their mean and variance."""
+    visible = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+    count = tf.reduce_sum(tf.cast(visible, tf.float64), axes, keepdims=True)
+    divisor = tf.cast(tf.maximum(count, 1.0), inputs.dtype)
+    zeros = tf.zeros_like(inputs)
+    mean = tf.reduce_sum(tf.where(visible, inputs, zeros), axes, keepdims=True) / divisor
+    squares = tf.where(visible, tf.square(inputs - mean), zeros)
+    return count, mean, tf.reduce_sum(squares, axes, keepdims=True) / divisor
+
+
+# Training loops of the user's own
+
+
+@contextmanager
+def synchronized_in_own_loop(model: keras.Model) -> Iterator[None]:
+    """Leads a call of a model outside of our steps to the statistics of the global batch.
+
+    That is the batch which a `tnt.distribute_dataset` has handed out last. The gradients get
+    their shares from a `tnt.keras.optimizers.Optimizer`.
+    """
+    if not synchronized_layers(model):
+        yield
+        return
+    moments = GlobalMoments(share.current(), loss_has_share=lambda: False)
+    with internals.replaced(moments.replacements()):
+        yield
+
+
+# Which layers do what
+
+
+def synchronized_layers(model: keras.Model) -> list[str]:
+    """The names of layers that communicate when the model is trained."""
+    return [layer.name for layer in _trained_layers(model) if layer.synchronized]
+
+
+def local_layers(model: keras.Model, written: Sequence[Any]) -> list[str]:
+    """The names of layers that have normalized with the statistics of this rank's part."""
+    ids = {id(variable) for variable in written}
+    return [
+        layer.name
+        for layer in _trained_layers(model)
+        if not layer.synchronized and id(layer.moving_mean) in ids
+    ]
+
+
+def _trained_layers(model: keras.Model) -> list[Any]:
+    return [
+        layer
+        for layer in internals.flat_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    ]
+
+
+# What the user is told
+
+
+class Advice:
+    """What is told once about the batch normalization in a model.
+
+    Which layers use statistics of their rank's part shows when a step is traced, and how large
+    the parts are when data come; either can be first.
+    """
+
+    def __init__(self) -> None:
+        self._local_layers: list[str] = []
+        self._samples = ENOUGH_SAMPLES
+        self._told: set[str] = set()
+
+    def layers_used_own_parts(self, names: list[str]) -> None:
+        """These layers have used the statistics of this rank's part."""
+        self._local_layers = names
+        self._tell_of_small_parts()
+
+    def parts_have(self, samples: int) -> None:
+        """The smallest part of a batch has so many samples."""
+        self._samples = samples
+        self._tell_of_small_parts()
+
+    def _tell_of_small_parts(self) -> None:
+        if self._local_layers and self._samples < ENOUGH_SAMPLES:
+            self._tell_once(
+                "Each rank has %d samples of a batch, and batch normalization (%s) uses the "
+                "statistics of those alone, which are poor for fewer than %d. Make the global "
+                "batch larger, %d or more; or make the layers with `synchronized=True`, and they "
+                "use the statistics of the global batch.",
+                self._samples,
+                _some(self._local_layers),
+                ENOUGH_SAMPLES,
+                ENOUGH_SAMPLES * world.get_size(),
+            )
+
+    def not_compiled(self, names: list[str]) -> None:
+        """The model is not compiled with XLA, since these layers communicate."""
+        self._tell_once(
+            "The model is not compiled with XLA for training, whatever `jit_compile` says: with "
+            "`synchronized=True` batch normalization (%s) communicates, which XLA cannot compile.",
+            _some(names),
+        )
+
+    def _tell_once(self, message: str, *args: Any) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            LOGGER.warning(message, *args)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:2])
+    return shown if len(names) <= 2 else f"{shown} and {len(names) - 2} more"

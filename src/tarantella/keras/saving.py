@@ -1,0 +1,206 @@
+"""Saving: the plain Keras model, written by the master rank, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tarantella.comm import agreement, buffers, notices
+from tarantella.comm.notices import Subject
+from tarantella.keras import internals
+from tarantella.keras.hdf5 import checked_writes
+from tarantella.runtime import world
+from tarantella.runtime.aside import written_aside
+
+WEIGHTS = ".weights.h5"
+WEIGHTS_IN_PARTS = ".weights.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where something is to be saved.
+
+    Attributes:
+        path: the file or folder
+        makes_parents: whether Keras makes the folders it is in, if they are missing
+        options: what Keras is to be told besides
+    """
+
+    path: str
+    makes_parents: bool
+    options: dict[str, Any]
+
+
+def save_model(
+    model: keras.Model,
+    filepath: Any,
+    overwrite: bool = True,
+    zipped: bool | None = None,
+    everywhere: bool = False,
+    **options: Any,
+) -> None:
+    """Saves a plain Keras model, as `keras.Model.save`.
+
+    Args:
+        model: The model.
+        filepath: Where to; with no ending, it becomes a folder.
+        overwrite: Whether to overwrite what is there, or to ask.
+        zipped: Whether to write one file, or a folder.
+        everywhere: Whether each rank is to write, and not the master alone.
+        options: Further options of Keras.
+    """
+
+    def save(path: Any, **more: Any) -> None:
+        with internals.kept_compile_arguments(model):
+            keras.Model.save(model, path, **{"zipped": zipped, **options, **more})
+
+    _write("save", save, filepath, _target_of_model(filepath, zipped), overwrite, everywhere)
+
+
+def save_weights(
+    model: keras.Model,
+    filepath: Any,
+    overwrite: bool = True,
+    everywhere: bool = False,
+    **options: Any,
+) -> None:
+    """Saves the weights of a plain Keras model, as `keras.Model.save_weights`.
+
+    A path with no ending gets one, which `loading.find_weights` finds.
+    """
+
+    def save(path: Any, **more: Any) -> None:
+        keras.Model.save_weights(model, path, **options, **more)
+
+    in_parts = options.get("max_shard_size") is not None
+    target = _target_of_weights(filepath, in_parts)
+    _write("save_weights", save, filepath, target, overwrite, everywhere)
+
+
+def export(
+    model: keras.Model, filepath: Any, *args: Any, everywhere: bool = False, **options: Any
+) -> None:
+    """Exports a plain Keras model, as `keras.Model.export`."""
+    path = local_path(filepath)
+
+    def save(path: Any, overwrite: bool = True) -> None:
+        keras.Model.export(model, path, *args, **options)
+
+    target = None if path is None else Target(path, True, {})
+    _write("export", save, filepath, target, True, everywhere)
+
+
+# Where to
+
+
+def _target_of_model(filepath: Any, zipped: bool | None) -> Target | None:
+    path = local_path(filepath)
+    if path is None:
+        return None
+    if zipped is None and not Path(path).suffix:
+        zipped = False
+    if zipped is False:
+        return None if path.endswith(".keras") else Target(path, True, {"zipped": False})
+    if path.endswith((".h5", ".hdf5")):
+        return Target(path, True, {})
+    return Target(path, False, {}) if path.endswith(".keras") else None
+
+
+def _target_of_weights(filepath: Any, in_parts: bool) -> Target | None:
+    path = local_path(filepath)
+    if path is None:
+        return None
+    if not Path(path).suffix:
+        path += WEIGHTS_IN_PARTS if in_parts else WEIGHTS
+    endings = (WEIGHTS, WEIGHTS_IN_PARTS) if in_parts else (WEIGHTS,)
+    return Target(path, False, {}) if path.endswith(endings) else None
+
+
+def local_path(filepath: Any) -> str | None:
+    """The path of a file that could be renamed, if it is that of one."""
+    path = os.fspath(filepath) if isinstance(filepath, os.PathLike) else filepath
+    if not isinstance(path, str) or internals.is_remote_path(path):
+        return None
+    path = path.rstrip(os.sep)
+    return path if Path(path).name not in ("", "..") else None
+
+
+# Who writes, and what the others do
+
+
+def _write(
+    method: str,
+    save: Callable[..., None],
+    filepath: Any,
+    target: Target | None,
+    overwrite: bool,
+    everywhere: bool,
+) -> None:
+    """Has Keras save something; raises what that raises on all ranks.
+
+    Args:
+        method: The name of the method that the user has called.
+        save: Keras's, of a path and further options.
+        filepath: Where to, as the user has said it.
+        target: What that means; None for whatever Keras deals with, or refuses, by itself.
+        overwrite: Whether to overwrite what is there, or to ask.
+        everywhere: Whether each rank is to write, and not the master alone.
+    """
+
+    def write() -> None:
+        if target is None:
+            save(filepath, overwrite=overwrite)
+        elif overwrite or not Path(target.path).exists() or internals.may_overwrite(target.path):
+            _write_aside(save, target, alone=not everywhere)
+
+    if everywhere:
+        on_all_ranks(f"{method}(tnt_save_all_devices=True)", write)
+    else:
+        thing = str(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
+        notices.done_by_master(Subject(method, thing), write)
+
+
+def _write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
+    parent = Path(target.path).parent
+    if target.makes_parents and not parent.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+    if not parent.is_dir():
+        save(target.path, **target.options)  # raises Keras's error
+        return
+    with (
+        written_aside(target.path, world.get_rank(), alone) as place,
+        checked_writes(),
+        internals.messages_about(str(place), target.path),
+    ):
+        save(str(place), **target.options)
+
+
+def on_all_ranks(call: str, action: Callable[[], Any]) -> Any:
+    """Does something on every rank; if it fails on one, all raise the error of the first."""
+    if world.get_size() == 1:
+        return action()
+    result, own, problem = None, None, b""
+    try:
+        result = action()
+    except Exception as error:
+        own, problem = error, notices.packed(error)
+    with agreement.turn() as comm:
+        agreement.agree(call, [], comm)
+        problems = buffers.allgather_bytes(problem, comm)
+    failed = [rank for rank, data in enumerate(problems) if data]
+    if not failed:
+        return result
+    if own is not None and failed[0] == world.get_rank():
+        raise own
+    raise _of_other_rank(notices.unpacked(problems[failed[0]]), failed[0])
+
+
+def _of_other_rank(error: Exception, rank: int) -> Exception:
+    if hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(f"This is what happened on rank {rank}.")
+    return error
