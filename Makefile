@@ -22,7 +22,7 @@ quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no da
 	$(BIN)/tarantella -n 2 --no-gpu -- examples/lenet5.py
 
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python tests/run.py $(ARGS)
 
 bench: $(VENV)/.run ## install, and measure (on a machine that does nothing else)
 	$(BIN)/python benchmarks/step_time.py

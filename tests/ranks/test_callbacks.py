@@ -29,7 +29,8 @@ import tarantella as tnt
 from tarantella.keras.step import global_results
 from tarantella.runtime import configuration
 
-pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("float64")]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("float64")]
+two_and_three_ranks = pytest.mark.ranks(2, 3)
 
 EVENTS = [
     *(f"on_{phase}_{end}" for phase in ("train", "test", "predict") for end in ("begin", "end")),
@@ -145,6 +146,7 @@ def folders(shared_tmp_path: Path) -> Folders:
 # What callbacks see
 
 
+@two_and_three_ranks
 def test_all_events_with_the_logs_of_the_global_batch() -> None:
     def run(wrap: Callable[[Any], Any]) -> list[Any]:
         keras.utils.set_random_seed(42)
@@ -196,6 +198,7 @@ def test_several_steps_in_one_execution() -> None:
     assert_close([event[2] for event in recorders[1].events], [event[2] for event in events])
 
 
+@two_and_three_ranks
 def test_history_is_the_same_object_for_all() -> None:
     model = tnt.Model(small_model())
     model.compile(**CLASSIFICATION)
@@ -231,6 +234,7 @@ def test_without_readers_the_logs_of_batches_are_not_exchanged(
 # Keras's own callbacks
 
 
+@two_and_three_ranks
 def test_csv_logger(folders: Folders) -> None:
     def logger(folder: Path, **options: Any) -> list[Any]:
         return [keras.callbacks.CSVLogger(str(folder / "log.csv"), **options)]
@@ -260,6 +264,7 @@ def test_what_the_master_writes_is_there_for_the_callbacks_of_all_ranks(folders:
     assert lines == [2, 3, 4]
 
 
+@two_and_three_ranks
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -315,6 +320,7 @@ class Interrupt(keras.callbacks.Callback):
             raise EndOfJobError
 
 
+@two_and_three_ranks
 @pytest.mark.parametrize(
     "options",
     [{}, {"save_freq": 3}, {"double_checkpoint": True, "delete_checkpoint": False}],
@@ -364,6 +370,7 @@ def other_tags(folder: Path) -> set[str]:
     }
 
 
+@two_and_three_ranks
 @pytest.mark.parametrize("update_freq", ["epoch", 2])
 def test_tensorboard(folders: Folders, update_freq: Any) -> None:
     def board(folder: Path) -> list[Any]:
@@ -417,6 +424,7 @@ def test_tensorboard_on_all_ranks(folders: Folders, monkeypatch: pytest.MonkeyPa
     assert all(each == own[0] for each in own)
 
 
+@two_and_three_ranks
 @pytest.mark.parametrize("restore", [False, True])
 def test_early_stopping(restore: bool) -> None:
     outcome = assert_as_in_keras(
@@ -430,6 +438,7 @@ def test_early_stopping(restore: bool) -> None:
     assert 1 < len(outcome["history"]["loss"]) < 12
 
 
+@two_and_three_ranks
 def test_reduce_learning_rate_on_plateau() -> None:
     outcome = assert_as_in_keras(
         lambda: [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1)],
@@ -438,6 +447,7 @@ def test_reduce_learning_rate_on_plateau() -> None:
     assert outcome["rate"] < 0.001
 
 
+@two_and_three_ranks
 def test_learning_rate_scheduler() -> None:
     def schedule(epoch: int, rate: float) -> float:
         return rate * (0.5 + epoch)
@@ -455,6 +465,7 @@ def test_a_schedule_that_draws_is_drawn_once_for_all() -> None:
     assert_close(everyones[-1], everyones[0], 0, 0)
 
 
+@two_and_three_ranks
 def test_a_schedule_in_the_optimizer() -> None:
     def compiled() -> dict[str, Any]:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -463,6 +474,7 @@ def test_a_schedule_in_the_optimizer() -> None:
     assert_as_in_keras(lambda: [Recorder()], compiled)
 
 
+@two_and_three_ranks
 def test_terminate_on_nan_of_one_rank() -> None:
     x, y = classification_data()
     x[4] = np.nan  # the first sample of the second batch: of one rank's part only
@@ -473,6 +485,7 @@ def test_terminate_on_nan_of_one_rank() -> None:
     assert outcome["iterations"] == 2
 
 
+@two_and_three_ranks
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_swap_ema_weights(swap_on_epoch: bool, folders: Folders) -> None:
     def compiled() -> dict[str, Any]:
@@ -493,6 +506,7 @@ def test_swap_ema_weights(swap_on_epoch: bool, folders: Folders) -> None:
         assert_close(ours.get_weights(), plain.get_weights())
 
 
+@two_and_three_ranks
 def test_lambda_callback() -> None:
     losses: list[float] = []
 
@@ -510,6 +524,7 @@ def test_lambda_callback() -> None:
     assert_close(ours, plain)
 
 
+@two_and_three_ranks
 def test_remote_monitor_sends_once() -> None:
     pytest.importorskip("requests")
     received: list[Any] = []
@@ -563,6 +578,7 @@ def test_a_callback_that_changes_the_model() -> None:
     assert len(outcome["history"]["loss"]) == 2
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("level", ["batch", "epoch", "validation"])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_stop_on_one_rank_stops_all_at_the_same_step(level: str, everywhere: bool) -> None:

@@ -24,7 +24,7 @@ from tarantella.errors import InputError, MismatchError
 from tarantella.keras.feed import Feed
 from tarantella.runtime.log import LOGGER
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
 
 
 def _compiled() -> keras.Model:
