@@ -6,6 +6,7 @@ A failure here after an update of Keras says what to look at in `tarantella.kera
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -136,3 +137,60 @@ def test_every_variable_is_assigned_through_one_method() -> None:
         variable.assign(np.zeros(2))
         variable.assign_add(np.ones(2))
     assert written == ["state", "state"], VERSION
+
+
+def test_which_events_a_callback_handles() -> None:
+    class Old(keras.callbacks.Callback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            pass
+
+    given = keras.callbacks.LambdaCallback(on_train_batch_end=print)
+    assert internals.handles(given, "train_batch_end")
+    assert not internals.handles(given, "train_batch_begin")
+    assert internals.handles(Old(), "train_batch_end")
+    assert not internals.handles(Old(), "test_batch_end")
+    assert internals.handles(keras.callbacks.ProgbarLogger(), "predict_batch_end")
+
+
+def test_keras_begins_at_the_epoch_it_is_told_to() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert internals.initial_epoch(model) is None
+    internals.set_initial_epoch(model, 2)
+    assert model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=3, verbose=0).epoch == [2]
+
+
+def test_limits_for_debugging() -> None:
+    assert internals.limited(5, 7) == (5, 7)
+    assert internals.limited(5, None) == (5, None)
+    if not hasattr(keras.config, "set_max_epochs"):
+        return  # in older versions of Keras
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        assert internals.limited(5, 7) == (2, 3)
+        assert internals.limited(1, None) == (1, 3)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+
+
+def test_a_model_keeps_what_it_was_compiled_with(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with internals.kept_compile_arguments(model):
+        model.save(tmp_path / "model.h5")
+    assert model.get_compile_config()["optimizer"] is not None
+
+
+def test_the_state_of_an_optimizer_in_hdf5(tmp_path: Path) -> None:
+    loss = keras.losses.MeanSquaredError()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", loss)
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    path = str(tmp_path / "model.h5")
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    internals.restore_optimizer(loaded, path)
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.array(one), np.array(other))

@@ -64,15 +64,21 @@ class Common:
     same_paths: frozenset[int]
 
 
-def agree(callbacks: Sequence[Any], verbose: Any) -> Common:
-    """Tells the other ranks about this rank's callbacks; every rank must call it."""
+def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
+    """Tells the other ranks about this rank's callbacks; every rank must call it.
+
+    Args:
+        callbacks: Those of this rank.
+        verbose: What it shows of its progress.
+        trains: Whether this is a `fit`.
+    """
     shown = [keras.callbacks.ProgbarLogger()] if verbose == 1 else []
     own = (
         [f"{type(callback).__module__}.{type(callback).__qualname__}" for callback in callbacks],
         [
             phase
             for phase in _PHASES
-            if any(_reads(callback, phase, verbose) for callback in [*callbacks, *shown])
+            if any(_reads(each, phase, verbose, trains) for each in [*callbacks, *shown])
         ],
         [phase for phase in _PHASES if any(_acts(callback, phase) for callback in callbacks)],
         any(_acts_alone(callback) for callback in callbacks),
@@ -98,13 +104,13 @@ def agree(callbacks: Sequence[Any], verbose: Any) -> Common:
     )
 
 
-def _reads(callback: Any, phase: str, verbose: Any) -> bool:
+def _reads(callback: Any, phase: str, verbose: Any, trains: bool) -> bool:
     """Whether a callback looks at the global logs of the batches of a phase."""
     if not aggregates_logs(callback) or not internals.handles(callback, f"{phase}_batch_end"):
         return False
     kind = type(callback)
     if kind is keras.callbacks.ProgbarLogger:
-        return bool(verbose == 1)
+        return bool(verbose == 1) and not (trains and phase == "test")  # validation is silent
     if kind is keras.callbacks.BackupAndRestore:
         return False
     if kind is keras.callbacks.ModelCheckpoint:
@@ -158,7 +164,7 @@ def in_step(
         **params: The other parameters that callbacks can see.
     """
     given = listed(callbacks)
-    common = agree(given, verbose)
+    common = agree(given, verbose, trains=add_history)
     ready_made = isinstance(callbacks, keras.callbacks.CallbackList)
     if ready_made:
         params = callbacks.params or params
@@ -404,27 +410,32 @@ class RankCallbacks(keras.callbacks.CallbackList):
     # What the ranks settle
 
     @contextmanager
-    def _event(self) -> Iterator[None]:
+    def _event(self, asks_master: bool = True) -> Iterator[None]:
         with self.model._tnt_stops.asked_for():
             try:
                 yield
             except Exception as error:
                 notices.tell_of_failure(error)
-                self.settle(error)
-            self.settle()
+                self.settle(error, asks_master)
+            self.settle(asks_master=asks_master)
 
     @contextmanager
     def _batch_event(self, phase: str, begin: bool = False) -> Iterator[None]:
         if phase in self.common.acts and (self.common.apart or not begin):
-            with self._event():
+            with self._event(asks_master=self.common.apart):
                 yield
             return
         yield
         if phase == "train" and not begin:
             self._hear_of_stops()
 
-    def settle(self, problem: Exception | None = None) -> None:
-        """Comes to the same state on all ranks, or to the same error; every rank must call it."""
+    def settle(self, problem: Exception | None = None, asks_master: bool = True) -> None:
+        """Comes to the same state on all ranks, or to the same error; every rank must call it.
+
+        Args:
+            problem: Why this rank cannot go on.
+            asks_master: Whether the master's learning rates and so on are taken over.
+        """
         self._forget_what_was_heard()
         stops = self.model._tnt_stops
         told = np.array(
@@ -432,7 +443,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
                 problem is not None,
                 not self.model._tnt_started,
                 *stops.wanted,
-                *self._told_by_master(),
+                *(self._told_by_master() if asks_master else []),
             ],
             np.float64,
         )
@@ -442,7 +453,8 @@ class RankCallbacks(keras.callbacks.CallbackList):
         if failed:
             self._raise_together(problem)
         stops.decide([wanted > 0 for wanted in told[: len(stops.wanted)]])
-        self._do_as_master(told[len(stops.wanted) :])
+        if asks_master:
+            self._do_as_master(told[len(stops.wanted) :])
         if differ:
             self.model._take_from_master()
 
