@@ -778,7 +778,19 @@ def test_a_file_for_each_rank(shared_tmp_path: Path) -> None:
         train(tnt.Model, lambda: [tnt.keras.callbacks.Callback(common, aggregate_logs=False)])
 
 
-def test_a_marked_callback_works_in_plain_keras(shared_tmp_path: Path) -> None:
+def test_a_checkpoint_by_own_logs_is_the_masters(shared_tmp_path: Path) -> None:
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        shared_tmp_path / "{epoch}.keras", monitor="loss", mode="max", save_best_only=True
+    )
+    train(
+        tnt.Model,
+        lambda: [tnt.keras.callbacks.Callback(checkpoint, aggregate_logs=False)],
+        epochs=2,
+    )
+    assert (shared_tmp_path / "1.keras").exists()
+
+
+def test_a_marked_callback_works_in_plain_keras() -> None:
     marked = tnt.keras.callbacks.Callback(
         keras.callbacks.EarlyStopping("loss", patience=0, mode="max"), run_on_all_ranks=False
     )

@@ -197,6 +197,8 @@ def _placed(callback: Any, position: int, common: Common, changes: ExitStack) ->
     elif position in common.same_paths:
         _refuse_own_logs(callback)
         everywhere = False
+    elif isinstance(callback, keras.callbacks.ModelCheckpoint) and not aggregates_logs(callback):
+        everywhere = False  # on logs of their own, ranks do not agree when to save
     if isinstance(callback, keras.callbacks.BackupAndRestore) and not world.is_master_rank():
         yield _Restoring(callback)
     elif everywhere or world.is_master_rank():
