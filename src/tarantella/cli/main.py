@@ -46,7 +46,7 @@ def _main(arguments: Sequence[str]) -> int:
     environ = environment_without_run(os.environ)
     plan = make_plan(options, [this_host()])
     mpiexec = describe_mpiexec(find_mpiexec())
-    launch = make_launch(plan, options, mpiexec, environ, terminal=sys.stdout.isatty())
+    launch = make_launch(plan, options, mpiexec, environ, terminal=os.isatty(1))
     _warn(plan, options.log_level or settings.log_level)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, launch)))

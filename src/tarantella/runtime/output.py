@@ -126,7 +126,9 @@ def _has_terminal() -> bool:
     """Whether a terminal shows what this rank prints, or something that knows how to."""
     if configuration().terminal is not None:
         return bool(configuration().terminal)
-    return sys.stdout.isatty() or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
+    if "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ:
+        return True
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def rank_output() -> Iterator[None]:
     The master rank, and a serial run, print and warn as ever. Other ranks do not; or, with
     `TNT_OUTPUT_ON_ALL_DEVICES`, every rank prints with its number in front of each line.
     """
-    if isinstance(sys.stdout, Lines | Silence):
+    if sys.stdout is None or isinstance(sys.stdout, Lines | Silence):
         yield
     elif _marks_output():
         with _printing_lines(f"[rank {world.get_rank()}] "):
