@@ -451,3 +451,33 @@ def test_synchronized_layers_are_not_compiled_and_that_is_said(warnings: list[st
     (warning,) = warnings
     assert "not compiled with XLA" in warning
     assert "'norm'" in warning
+
+
+@pytest.mark.ranks(2)
+def test_gradients_of_gradients_are_refused() -> None:
+    class Penalized(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = [keras.layers.Dense(4), normalized(), keras.layers.Dense(1)]
+
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            for layer in self.stack:
+                inputs = layer(inputs)
+            return inputs
+
+        def train_step(self, batch: Any) -> Any:
+            x, _ = batch
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    outputs = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(inner.gradient(outputs, x)))
+            weights = self.trainable_variables
+            self.optimizer.apply(outer.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    x, y = classification_data()
+    model = tnt.Model(Penalized())
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Gradients of gradients"):
+        model.fit(batches(x, y[:, None]), verbose=0)

@@ -696,7 +696,9 @@ def test_callbacks_of_some_ranks_only(where: str, shared_tmp_path: Path) -> None
         assert np.any(outcome["weights"][0])
 
 
-@pytest.mark.parametrize("event", ["on_train_begin", "on_train_batch_end", "on_epoch_end"])
+@pytest.mark.parametrize(
+    "event", ["on_train_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end"]
+)
 def test_an_error_on_one_rank_is_an_error_on_all(event: str) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         if tnt.get_rank() == tnt.get_size() - 1:
@@ -706,6 +708,34 @@ def test_an_error_on_one_rank_is_an_error_on_all(event: str) -> None:
     with pytest.raises(KeyError, match="nothing there"):
         train(tnt.Model, lambda: [broken])
     train(tnt.Model, lambda: [Recorder()])  # all ranks can go on
+
+
+@pytest.mark.parametrize("kind", ["logger", "own"])
+def test_an_error_in_a_callback_of_the_master_is_an_error_on_all(
+    kind: str, shared_tmp_path: Path
+) -> None:
+    def fail(*args: Any) -> None:
+        raise KeyError("nothing there")
+
+    def callback() -> Any:
+        if kind == "logger":
+            return keras.callbacks.CSVLogger(shared_tmp_path / "no folder" / "log.csv")
+        own = keras.callbacks.LambdaCallback(on_epoch_end=fail)
+        return tnt.keras.callbacks.Callback(own, run_on_all_ranks=False)
+
+    with pytest.raises(FileNotFoundError if kind == "logger" else KeyError):
+        train(tnt.Model, lambda: [callback()])
+    train(tnt.Model, list)  # all ranks can go on
+
+
+def test_an_evaluation_by_the_master_alone_is_an_error() -> None:
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.evaluate(data()["x"], verbose=0)
+
+    alone = tnt.keras.callbacks.Callback(Evaluate(), run_on_all_ranks=False)
+    with pytest.raises(tnt.errors.MismatchError, match="not at the same point"):
+        train(tnt.Model, lambda: [alone])
 
 
 def test_an_error_of_the_master_on_its_way_to_a_checkpoint(shared_tmp_path: Path) -> None:
@@ -805,6 +835,8 @@ def test_a_marked_callback_works_in_plain_keras() -> None:
         (lambda: tnt.keras.callbacks.Callback(print), "takes a Keras callback, not"),
         (lambda: tnt.keras.callbacks.Callback(Recorder), "not Recorder. Make one first"),
         (lambda: tnt.keras.callbacks.Callback(Recorder(), aggregate_logs=1), "aggregate_logs is 1"),
+        (lambda: train(tnt.Model, lambda: ["csv"]), "'csv' in it, which is no callback"),
+        (lambda: train(tnt.Model, lambda: [Recorder]), "which is no callback"),
         (
             lambda: tnt.keras.callbacks.Callback(keras.callbacks.CallbackList([])),
             "one by one",

@@ -25,14 +25,16 @@ import keras
 import numpy as np
 
 from tarantella.comm import notices
+from tarantella.comm.agreement import check_same
 from tarantella.comm.waiting import meet, wait
-from tarantella.errors import InputError
+from tarantella.errors import InputError, MismatchError
 from tarantella.keras import internals, state
 from tarantella.keras.callbacks import aggregates_logs, runs_on_all_ranks
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 
 _PHASES = ("train", "test", "predict")
+_BATCHES = tuple(f"{phase}_batch_{end}" for phase in _PHASES for end in ("begin", "end"))
 
 # Keras's own callbacks that do something at batches, but never to the model.
 _ONLOOKERS = (
@@ -51,7 +53,7 @@ class Common:
         alike: Whether all ranks have been given the same kinds of callbacks, in the same order.
         given: Whether any rank has been given a callback.
         reads: The phases in which any of them looks at the logs of a batch.
-        acts: The phases in which any of them might do something to the model at a batch.
+        acts: The events of batches at which any of them might do something to the model.
         apart: Whether some ranks might do so alone.
         same_paths: The positions of callbacks that write to the same place on several ranks.
     """
@@ -80,7 +82,7 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
             for phase in _PHASES
             if any(_reads(each, phase, verbose, trains) for each in [*callbacks, *shown])
         ],
-        [phase for phase in _PHASES if any(_acts(callback, phase) for callback in callbacks)],
+        [event for event in _BATCHES if any(_acts(callback, event) for callback in callbacks)],
         any(_acts_alone(callback) for callback in callbacks),
         [_path(callback) for callback in callbacks],
     )
@@ -120,16 +122,14 @@ def _reads(callback: Any, phase: str, verbose: Any, trains: bool) -> bool:
     return True
 
 
-def _acts(callback: Any, phase: str) -> bool:
-    """Whether a callback might do something to the model at the batches of a phase."""
-    return type(callback) not in _ONLOOKERS and any(
-        internals.handles(callback, f"{phase}_batch_{end}") for end in ("begin", "end")
-    )
+def _acts(callback: Any, event: str) -> bool:
+    """Whether a callback might do something to the model at an event of batches."""
+    return type(callback) not in _ONLOOKERS and internals.handles(callback, event)
 
 
 def _acts_alone(callback: Any) -> bool:
     """Whether only the master rank has a callback that might do something at batches."""
-    return not runs_on_all_ranks(callback) and any(_acts(callback, phase) for phase in _PHASES)
+    return not runs_on_all_ranks(callback) and any(_acts(callback, event) for event in _BATCHES)
 
 
 def _path(callback: Any) -> str | None:
@@ -147,7 +147,14 @@ def listed(callbacks: Any) -> list[Any]:
     """The callbacks in what was passed to `fit`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
-    return keras.tree.flatten(callbacks) if callbacks else []
+    found = keras.tree.flatten(callbacks) if callbacks else []
+    for callback in found:
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise InputError(
+                f"`callbacks` has {callback!r} in it, which is no callback. Pass objects such as "
+                "`keras.callbacks.EarlyStopping()`."
+            )
+    return found
 
 
 @contextmanager
@@ -319,6 +326,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         self._communicator = world.communicator("callbacks")
         self._learning_rates = state.learning_rates(model)
         self._heard: tuple[Any, Any, Any] | None = None
+        self._shared_error: Exception | None = None
         self._trains = False
         self._own_training_logs: dict[str, Any] | None = None
         for callback in callbacks:
@@ -376,27 +384,27 @@ class RankCallbacks(keras.callbacks.CallbackList):
             super().on_predict_end(logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("train", begin=True):
+        with self._batch_event("train_batch_begin"):
             super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("train"):
+        with self._batch_event("train_batch_end"):
             super().on_train_batch_end(batch, logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("test", begin=True):
+        with self._batch_event("test_batch_begin"):
             super().on_test_batch_begin(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("test"):
+        with self._batch_event("test_batch_end"):
             super().on_test_batch_end(batch, logs)
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("predict", begin=True):
+        with self._batch_event("predict_batch_begin"):
             super().on_predict_batch_begin(batch, logs)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        with self._batch_event("predict"):
+        with self._batch_event("predict_batch_end"):
             super().on_predict_batch_end(batch, logs)
 
     def own_logs(self, event: str, logs: Any) -> Any:
@@ -417,18 +425,20 @@ class RankCallbacks(keras.callbacks.CallbackList):
             try:
                 yield
             except Exception as error:
+                if error is self._shared_error or isinstance(error, MismatchError):
+                    raise  # the others have it, too
                 notices.tell_of_failure(error)
                 self.settle(error, asks_master)
             self.settle(asks_master=asks_master)
 
     @contextmanager
-    def _batch_event(self, phase: str, begin: bool = False) -> Iterator[None]:
-        if phase in self.common.acts and (self.common.apart or not begin):
+    def _batch_event(self, event: str) -> Iterator[None]:
+        if event in self.common.acts:
             with self._event(asks_master=self.common.apart):
                 yield
             return
         yield
-        if phase == "train" and not begin:
+        if event == "train_batch_end":
             self._hear_of_stops()
 
     def settle(self, problem: Exception | None = None, asks_master: bool = True) -> None:
@@ -439,6 +449,8 @@ class RankCallbacks(keras.callbacks.CallbackList):
             asks_master: Whether the master's learning rates and so on are taken over.
         """
         self._forget_what_was_heard()
+        if asks_master:
+            check_same(None, "the end of what callbacks do at an event")
         stops = self.model._tnt_stops
         told = np.array(
             [
@@ -478,7 +490,8 @@ class RankCallbacks(keras.callbacks.CallbackList):
     def _raise_together(self, problem: Exception | None) -> None:
         own = None if problem is None else notices.packed(problem)
         problems = [each for each in self._communicator.allgather(own) if each is not None]
-        raise problem or notices.unpacked(problems[0])
+        self._shared_error = problem or notices.unpacked(problems[0])
+        raise self._shared_error
 
     # Stopping between events, when no callback could have asked for it
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tarantella.comm.turns import in_turn
 from tarantella.data import share
+from tarantella.errors import InputError
 from tarantella.keras import internals
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
@@ -82,7 +83,8 @@ class GlobalMoments:
         """
         counted = tf.cast(self._share > 0, tf.float64) * tf.cast(count, tf.float64)
         wide_mean, wide_variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
-        values, total, squares = self._sum_over_ranks(
+        values, total, squares = _sum_over_ranks(
+            self._sum_gradients,
             counted,
             tf.math.multiply_no_nan(wide_mean, counted),
             tf.math.multiply_no_nan(wide_variance + tf.square(wide_mean), counted),
@@ -93,16 +95,6 @@ class GlobalMoments:
         variance_of_all = tf.maximum(deviations / divisor, 0.0)
         return tf.cast(mean_of_all, mean.dtype), tf.cast(variance_of_all, variance.dtype)
 
-    def _sum_over_ranks(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """The sums over the ranks, to which each rank's loss has its gradient."""
-
-        @tf.custom_gradient
-        def summed(*tensors: tf.Tensor) -> Any:
-            return _sums(tensors), self._sum_gradients
-
-        results: list[tf.Tensor] = summed(*tensors)
-        return results
-
     def _sum_gradients(self, *gradients: tf.Tensor) -> list[tf.Tensor]:
         """What the losses of all ranks together ask for.
 
@@ -111,9 +103,30 @@ class GlobalMoments:
         """
         if self._loss_has_share():
             weight = tf.cast(self._share > 0, tf.float64)
-            return self._sum_over_ranks(*(tf.math.multiply_no_nan(g, weight) for g in gradients))
-        sums = self._sum_over_ranks(*(tf.math.multiply_no_nan(g, self._share) for g in gradients))
+            weighted = [tf.math.multiply_no_nan(g, weight) for g in gradients]
+            return _sum_over_ranks(_refuse_gradients_of_gradients, *weighted)
+        weighted = [tf.math.multiply_no_nan(g, self._share) for g in gradients]
+        sums = _sum_over_ranks(_refuse_gradients_of_gradients, *weighted)
         return [tf.math.divide_no_nan(total, self._share) for total in sums]
+
+
+def _sum_over_ranks(gradient: Callable[..., Any], *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The sums over the ranks, with a function for their gradient."""
+
+    @tf.custom_gradient
+    def summed(*tensors: tf.Tensor) -> Any:
+        return _sums(tensors), gradient
+
+    results: list[tf.Tensor] = summed(*tensors)
+    return results
+
+
+def _refuse_gradients_of_gradients(*gradients: tf.Tensor) -> Any:
+    raise InputError(
+        "Gradients of gradients, as in a gradient penalty, cannot be computed through "
+        "`BatchNormalization(synchronized=True)` on several ranks. Make the layers with "
+        "`synchronized=False`, or use `LayerNormalization`."
+    )
 
 
 def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
