@@ -166,7 +166,7 @@ def _listen() -> None:
 
 def _take(subject: Subject, since: int, in_order: bool) -> _Notice | None:
     recent = [n for n in _heard if n.time >= since]
-    exact = [n for n in recent if n.subject in (subject, None)]
+    exact = [n for n in recent if n.subject == subject or (n.subject is None and in_order)]
     if not exact and in_order and _left >= since:
         exact = [n for n in recent if n.subject and n.subject.action == subject.action]
         if not exact:
