@@ -70,13 +70,13 @@ def assert_trains_as_in_keras(
     *,
     tolerance: float = 1e-9,
     atol: float = 1e-12,
-    second_fit: bool = True,
+    second_fit: bool = False,
     then: Callable[[keras.Model], Any] | None = None,
     arguments_on_ranks: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
     """Trains twice, as plain Keras and as a tnt.Model, and compares weights and all logs.
 
-    Each time two epochs, and a second `fit` of one more; `then` may go on with the model and
+    Each time two epochs, and a `second_fit` of one more; `then` may go on with the model and
     return what is to be compared too. The `fit` of the tnt.Model gets `arguments_on_ranks`, if
     they are others.
     """

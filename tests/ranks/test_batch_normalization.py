@@ -164,7 +164,7 @@ if HAS_RENORM:
 def test_models(name: str) -> None:
     compiled = {**COMPILED, "metrics": None} if "step" in name else COMPILED
     training = {"x": batches(*classification_data())}
-    assert_trains_as_in_keras(MODELS[name], lambda: compiled, lambda: training, second_fit=False)
+    assert_trains_as_in_keras(MODELS[name], lambda: compiled, lambda: training)
 
 
 @float64
@@ -172,9 +172,7 @@ def test_models(name: str) -> None:
 @pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
 def test_ways_of_execution(execution: str) -> None:
     value = 3 if execution == "steps_per_execution" else True
-    assert_trains_as_in_keras(
-        small_model, lambda: {**COMPILED, execution: value}, data, second_fit=False
-    )
+    assert_trains_as_in_keras(small_model, lambda: {**COMPILED, execution: value}, data)
 
 
 @float64
@@ -204,7 +202,6 @@ def test_single_batches() -> None:
         small_model,
         lambda: COMPILED,
         lambda: {"x": batches(x, y)},
-        second_fit=False,
         then=lambda model: [model.train_on_batch(x[:7], y[:7]), model.train_on_batch(x[7:], y[7:])],
     )
 
@@ -356,7 +353,6 @@ def test_frozen_layers_are_those_of_keras() -> None:
         lambda: classifier(normalized(synchronized=False, trainable=False)),
         lambda: COMPILED,
         lambda: {"x": batches(*classification_data())},
-        second_fit=False,
     )
 
 

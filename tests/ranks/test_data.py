@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
 
 
 def _train(fit_arguments: Any, **options: Any) -> None:
+    options = {"second_fit": True, **options}
     assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, fit_arguments, **options)
 
 

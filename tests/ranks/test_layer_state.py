@@ -20,7 +20,7 @@ from oracle import (
 import tarantella as tnt
 from tarantella.errors import InputError
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 
 class Stateful(keras.layers.Layer):
@@ -132,9 +132,7 @@ def data() -> dict[str, Any]:
     ],
 )
 def test_a_layer_gives_what_it_gives_in_keras(layer: Callable[[], Any]) -> None:
-    assert_trains_as_in_keras(
-        lambda: model_with(layer()), lambda: CLASSIFICATION, data, second_fit=False
-    )
+    assert_trains_as_in_keras(lambda: model_with(layer()), lambda: CLASSIFICATION, data)
 
 
 @pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
@@ -144,7 +142,6 @@ def test_ways_of_execution(execution: str) -> None:
         lambda: model_with(MovingMean()),
         lambda: {**CLASSIFICATION, execution: value},
         data,
-        second_fit=False,
     )
 
 
@@ -159,7 +156,6 @@ def test_state_that_is_written_in_a_function_which_is_traced_already(run_eagerly
         lambda: model_with(MovingMeanInFunction()),
         lambda: {**CLASSIFICATION, "run_eagerly": run_eagerly},
         data,
-        second_fit=False,
         then=again,
     )
 
@@ -175,9 +171,7 @@ def test_state_that_is_written_in_evaluation_and_prediction() -> None:
         model.predict(x, batch_size=5, verbose=0)
         return model.get_weights()
 
-    assert_trains_as_in_keras(
-        lambda: model_with(Always()), lambda: CLASSIFICATION, data, second_fit=False, then=used
-    )
+    assert_trains_as_in_keras(lambda: model_with(Always()), lambda: CLASSIFICATION, data, then=used)
 
 
 def test_state_that_two_calls_of_a_step_write() -> None:
@@ -203,9 +197,7 @@ def test_state_that_two_calls_of_a_step_write() -> None:
                 self.optimizer.apply(tape.gradient(loss, variables), variables)
             return {"loss": loss}
 
-    assert_trains_as_in_keras(
-        Twice, lambda: {**CLASSIFICATION, "metrics": None}, data, second_fit=False
-    )
+    assert_trains_as_in_keras(Twice, lambda: {**CLASSIFICATION, "metrics": None}, data)
 
 
 def test_a_rank_without_samples_adds_nothing_even_if_it_computes_nonsense() -> None:
@@ -255,7 +247,7 @@ def test_normalization_that_every_rank_adapts(kind: str) -> None:
         layer.adapt(x if kind == "array" else tf.data.Dataset.from_tensor_slices(x).batch(4))
         return model_with(layer)
 
-    assert_trains_as_in_keras(make_model, lambda: CLASSIFICATION, data, second_fit=False)
+    assert_trains_as_in_keras(make_model, lambda: CLASSIFICATION, data)
 
 
 def test_normalization_that_adapts_to_other_data_on_each_rank_is_the_masters() -> None:
@@ -292,7 +284,6 @@ def test_layers_with_a_vocabulary_that_every_rank_adapts() -> None:
         make_model,
         lambda: {"optimizer": "sgd", "loss": "mse"},
         lambda: {"x": dataset},
-        second_fit=False,
     )
 
 

@@ -92,7 +92,6 @@ def test_data_of_a_ranks_own() -> None:
             "tnt_distribute_dataset": False,
             "validation_data": None,
         },
-        second_fit=False,
     )
     result = _compiled().evaluate(
         X[own], Y[own], verbose=0, tnt_micro_batch_size=2, tnt_distribute_dataset=False

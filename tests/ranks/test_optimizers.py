@@ -59,10 +59,11 @@ def _train_with(make_optimizer: Callable[[], Any]) -> None:
             "metrics": ["accuracy"],
         },
         lambda: {"x": batches(*classification_data())},
+        second_fit=True,
     )
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("name", ALL)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     _train_with(lambda: getattr(keras.optimizers, name)(learning_rate=0.05))

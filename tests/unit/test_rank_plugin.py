@@ -228,7 +228,7 @@ def test_tests_pass_on_one_and_on_three_ranks(suite: InnerRun) -> None:
 
 def test_items_are_grouped_by_their_number_of_ranks(suite: InnerRun) -> None:
     sizes = [int(name[-len("1-ranks]")]) for name in suite.outcomes()]
-    assert sizes == sorted(sizes)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_one_failing_rank_fails_the_test_with_its_traceback_and_output(suite: InnerRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -25,12 +26,12 @@ class Controller:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        """Put the tests on ranks last, grouped by their number of ranks."""
+        """Put the tests on ranks last, grouped by their number of ranks, the largest first."""
         result = yield
         for item in items:
             if item.get_closest_marker("ranks") and not ranks_of(item):
                 raise pytest.UsageError(f"{item.nodeid}: this kind of test cannot run on ranks")
-        items.sort(key=ranks_of)
+        items.sort(key=lambda item: -ranks_of(item) or -sys.maxsize)
         return result
 
     @pytest.hookimpl(tryfirst=True)
