@@ -226,6 +226,7 @@ def test_only_the_first_replica_counts_where_a_variable_says_so() -> None:
     assert float(model.layers[1].value) == 5.0
 
 
+@pytest.mark.ranks(3)
 def test_seeds_stay_different() -> None:
     dropout = keras.layers.Dropout(0.5, seed=3)
     model = tnt.Model(model_with(dropout))
@@ -250,6 +251,7 @@ def test_normalization_that_every_rank_adapts(kind: str) -> None:
     assert_trains_as_in_keras(make_model, lambda: CLASSIFICATION, data)
 
 
+@pytest.mark.ranks(3)
 def test_normalization_that_adapts_to_other_data_on_each_rank_is_the_masters() -> None:
     x, _ = classification_data()
     layer = keras.layers.Normalization()

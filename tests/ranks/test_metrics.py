@@ -12,7 +12,7 @@ from oracle import assert_close, assert_trains_as_in_keras, batches, classificat
 
 import tarantella as tnt
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "BinaryIoU": {"target_class_ids": [0, 1], "threshold": 0.5},

@@ -19,7 +19,7 @@ import tarantella as tnt
 from tarantella.errors import MismatchError
 from tarantella.keras.distributed import DistributedDataset
 
-on_ranks = pytest.mark.ranks(1, 3)
+on_ranks = pytest.mark.ranks(1, 2)
 float64 = pytest.mark.usefixtures("float64")
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -332,7 +332,7 @@ def test_what_is_saved_is_the_plain_optimizer(cls: Any, shared_tmp_path: Path) -
 
 
 @float64
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(1, 2)
 def test_fit_of_a_tnt_model_sums_once() -> None:
     def fitted(wrap: Callable[[Any], Any]) -> tuple[Any, Any]:
         keras.utils.set_random_seed(42)
@@ -381,7 +381,7 @@ def test_an_unknown_name_is_an_error() -> None:
 # Datasets
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(1, 2)
 def test_the_parts_are_the_batches_in_their_order() -> None:
     dataset = tf.data.Dataset.range(13).shuffle(13).batch(5)
     distributed = tnt.distribute_dataset(dataset)

@@ -435,9 +435,7 @@ class Model(keras.Model):
         with feed.explaining(), self._callbacks(callbacks, feed, shown(verbose)) as callbacks:
             if callbacks.common.given:
                 with prediction.gathered_rows(self):
-                    outputs = super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
-                prediction.end_together()
-                return outputs
+                    return super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
             with prediction.kept_rows(self) as rows:
                 super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
             return rows.together()

@@ -212,8 +212,3 @@ def _as_tensor(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     return tf.convert_to_tensor(value, tf.string if value.dtype == object else None)
-
-
-def end_together() -> None:
-    """Raises an error on all ranks if one of them is still at a step while others are not."""
-    agreement.check_same(None, "the end of predict()")
