@@ -275,29 +275,11 @@ class _Settling(keras.callbacks.Callback):
 
     container: RankCallbacks
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def _settle(self, *args: Any) -> None:
         self.container.settle()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        self.container.settle()
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        self.container.settle()
+    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = _settle
+    on_test_begin = on_test_end = on_predict_begin = on_predict_end = _settle
 
 
 class RankCallbacks(keras.callbacks.CallbackList):
@@ -421,15 +403,15 @@ class RankCallbacks(keras.callbacks.CallbackList):
 
     @contextmanager
     def _event(self, asks_master: bool = True) -> Iterator[None]:
-        with self.model._tnt_stops.asked_for():
-            try:
-                yield
-            except Exception as error:
-                if error is self._shared_error or isinstance(error, MismatchError):
-                    raise  # the others have it, too
-                notices.tell_of_failure(error)
-                self.settle(error, asks_master)
-            self.settle(asks_master=asks_master)
+        self.model._tnt_stops.let_go()  # callbacks see what they have asked for
+        try:
+            yield
+        except Exception as error:
+            if error is self._shared_error or isinstance(error, MismatchError):
+                raise  # the others have it, too
+            notices.tell_of_failure(error)
+            self.settle(error, asks_master)
+        self.settle(asks_master=asks_master)
 
     @contextmanager
     def _batch_event(self, event: str) -> Iterator[None]:

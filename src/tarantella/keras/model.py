@@ -123,17 +123,20 @@ class RankSteps(StopsTogether, keras.Model):
         finally:
             self._tnt_batch_logs = before
 
-    def _take_function(self, name: str, phase: str) -> None:
-        """Takes up the function that was made before with the logs as they are wanted now."""
-        wanted, present = self._shares_logs(phase), getattr(self, name)
+    @contextmanager
+    def _making(self, name: str, phase: str) -> Iterator[None]:
+        """Takes up a function that was made before with the logs as they are wanted now.
+
+        What Keras has made in the end is kept, for the next time.
+        """
+        shared, present = self._shares_logs(phase), getattr(self, name)
         if present is None:  # Keras has been told to make it anew
             self._tnt_functions.pop((name, True), None)
             self._tnt_functions.pop((name, False), None)
-        elif present is self._tnt_functions.get((name, not wanted)):
-            setattr(self, name, self._tnt_functions.get((name, wanted)))
-
-    def _keep_function(self, name: str, phase: str) -> None:
-        self._tnt_functions[name, self._shares_logs(phase)] = getattr(self, name)
+        elif present is self._tnt_functions.get((name, not shared)):
+            setattr(self, name, self._tnt_functions.get((name, shared)))
+        yield
+        self._tnt_functions[name, shared] = getattr(self, name)
 
     # Compilation: what communicates is not compiled by XLA, the calls of the model are.
 
@@ -171,18 +174,12 @@ class RankSteps(StopsTogether, keras.Model):
             self.jit_compile = before
 
     def make_train_function(self, force: bool = False) -> Any:
-        self._take_function("train_function", "train")
-        with self._uncompiled_steps():
-            result = super().make_train_function(force)
-        self._keep_function("train_function", "train")
-        return result
+        with self._making("train_function", "train"), self._uncompiled_steps():
+            return super().make_train_function(force)
 
     def make_test_function(self, force: bool = False) -> Any:
-        self._take_function("test_function", "test")
-        with self._uncompiled_steps():
-            result = super().make_test_function(force)
-        self._keep_function("test_function", "test")
-        return result
+        with self._making("test_function", "test"), self._uncompiled_steps():
+            return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 # Where callbacks leave their wish that Keras stops `fit`, `evaluate` or `predict`.
@@ -33,14 +32,8 @@ class Stops:
         for name, decision in self._decided.items():
             self._wanted[name] = self._wanted[name] or decision
 
-    @contextmanager
-    def asked_for(self) -> Iterator[None]:
-        """Inside, callbacks may ask for a stop; afterwards, what was decided counts."""
-        self._decided = None
-        yield
-
     def let_go(self) -> None:
-        """No other rank is to be asked any more."""
+        """What this rank wants counts again, until the next decision."""
         self._decided = None
 
     def get(self, name: str) -> Any:

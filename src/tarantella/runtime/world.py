@@ -35,7 +35,6 @@ PURPOSES = (
     "notices",
     "data",
     "control",
-    "notices",
 )
 
 
