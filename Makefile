@@ -13,7 +13,7 @@ export PIP_NO_INPUT := 1
 export PIP_USER := 0
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test bench lint clean
+.PHONY: help quickstart test cluster chaos endurance bench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,10 +24,17 @@ quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no da
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python tests/run.py $(ARGS)
 
-bench: $(VENV)/.run ## install, and measure (on a machine that does nothing else)
-	$(BIN)/python benchmarks/step_time.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/input.py
+cluster: $(VENV)/.dev ## open a shell on a small cluster inside of this machine (ARGS=3: hosts)
+	$(BIN)/python tests/cluster/testbed.py $(ARGS)
+
+chaos: $(VENV)/.dev ## runs on two hosts, each with a fault at a random time (ARGS="--runs 100")
+	$(BIN)/python tests/cluster/chaos.py $(ARGS)
+
+endurance: $(VENV)/.dev ## 20,000 steps on three ranks: does anything grow?
+	$(BIN)/tarantella -n 3 --no-gpu -- tests/ranks/endurance.py $(ARGS)
+
+bench: $(VENV)/.bench ## install, and measure, on a machine that does nothing else (ARGS=--help)
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
 	$(BIN)/ruff check .
@@ -35,7 +42,7 @@ lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
 	$(BIN)/mypy
 
 clean: ## remove the virtual environment and everything built
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv benchmarks/.venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.run: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,examples]'
@@ -43,6 +50,10 @@ $(VENV)/.run: $(NEEDS)
 
 $(VENV)/.dev: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,dev]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.bench: $(NEEDS)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,bench,examples]'
 	@touch $@ $(VENV)/.run
 
 # Some systems ship Python's venv without its pip: then the pip of $(PYTHON) brings one in.

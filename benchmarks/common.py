@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import models
+
+RANKS = 2
+MOMENTUM = 0.9
+ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+class Failed(SystemExit):
+    """Ends a benchmark, with a message that says why."""
 
 
 def is_rank() -> bool:
@@ -21,38 +35,53 @@ def on_ranks(ranks: int, *options: str) -> list[str]:
     return [str(command), "-n", str(ranks), "--no-gpu", *options, "--"]
 
 
-def step_times(model: Any, *data: Any, **options: Any) -> list[float]:
-    """Trains on data, and returns how long each step took after the first one."""
-    import keras
+def tarantella_on_ranks() -> Any:
+    """Tarantella, if this process is a rank: to be called before TensorFlow's first operation."""
+    return importlib.import_module("tarantella") if is_rank() else None
 
+
+def printed(command: Sequence[str], **env: str) -> str:
+    """Runs a command, and returns what it prints; of its errors, only Tarantella's are shown."""
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
+    if run.returncode != 0:
+        words = " ".join(command)
+        raise Failed(f"{run.stdout}{run.stderr}{words} has failed, status {run.returncode}.")
+    warnings = [line for line in run.stderr.splitlines(True) if line.startswith("tarantella")]
+    sys.stderr.writelines(warnings)
+    return run.stdout
+
+
+def last_line(command: Sequence[str], **env: str) -> Any:
+    """Runs a command, and reads the last line that it prints, which is JSON."""
+    return json.loads(printed(command, **env).splitlines()[-1])
+
+
+def step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> list[float]:
+    """Trains on data, and returns how long each step took after the first one.
+
+    Args:
+        model: A compiled model.
+        data: What `fit` takes.
+        keras: The module that the model was made with, if it is not Keras 3.
+        options: What `fit` takes by name.
+    """
     ends: list[float] = []
-    clock = keras.callbacks.LambdaCallback(
+    clock = _or_keras_3(keras).callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
     )
     model.fit(*data, verbose=0, callbacks=[clock], **options)
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
-def compiled(model: Any) -> Any:
-    import keras
-
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
+def compiled(model: Any, keras: Any = None, momentum: float = MOMENTUM) -> Any:
+    optimizer = _or_keras_3(keras).optimizers.SGD(0.01, momentum=momentum)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
     return model
 
 
 def lenet5() -> Any:
-    import keras
-    from keras import layers
+    return models.lenet5(_or_keras_3(None))
 
-    return keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(20, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(50, 5, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(500, activation="relu"),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
+
+def _or_keras_3(keras: Any) -> Any:
+    return keras or importlib.import_module("keras")

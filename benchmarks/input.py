@@ -94,8 +94,8 @@ def rank_main(options: argparse.Namespace) -> None:
 
 def launch(ranks: int, quick: bool, *arguments: str) -> list[Figures]:
     """Runs this script on fresh ranks and returns the figures of each round."""
-    threads = [f"{name}=1" for name in ("TNT_THREADS", "TF_NUM_INTRAOP_THREADS")]
-    command = on_ranks(ranks, *(word for one in threads for word in ("-x", one)))
+    settings = ["TNT_THREADS=1", "TF_NUM_INTRAOP_THREADS=1", "TNT_CORES="]  # see use_one_core
+    command = on_ranks(ranks, *(word for one in settings for word in ("-x", one)))
     command += [sys.argv[0], *arguments, *(["--quick"] if quick else [])]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if run.returncode != 0:
@@ -283,7 +283,7 @@ def nothing_agreed_on(parts: Callable[..., Any]) -> Iterator[None]:
     from tarantella.keras import feed
 
     def steps(own: Split, own_data: bool) -> Any:
-        return SimpleNamespace(dataset=own.parts, problem=None)
+        return SimpleNamespace(dataset=own.parts, problem=None, on_next_step=lambda tell: None)
 
     with (
         patch.object(feed, "split", lambda *_: Split(parts())),

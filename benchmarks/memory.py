@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-RANKS = 2
+import report
+from common import RANKS, is_rank, last_line, on_ranks
+from report import Figure
+
 FEATURES = 4096
 BATCH = 256
 LIMIT = 300  # MiB
@@ -32,30 +32,34 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "float64", "uint8"], default="float32")
     parser.add_argument("--validation-split", type=float, default=0.0)
     options = parser.parse_args()
-    if "TNT_RUN_ID" in os.environ:  # a rank
+    if is_rank():
         train(options)
         return
-    empty, full = launch(options, gib=0.0), launch(options, gib=options.gib)
-    array = size(options.gib, options.dtype) / MIB
-    overheads = [peak - base - array for peak, base in zip(full, empty, strict=True)]
-    for rank, overhead in enumerate(overheads):
-        print(
-            f"rank {rank}   peak {full[rank]:8.0f} MiB   tiny array {empty[rank]:6.0f} MiB   "
-            f"array {array:6.0f} MiB   overhead {overhead:6.0f} MiB"
-        )
-    if max(overheads) > LIMIT:
+    figures = measured(options.gib, options.dtype, options.validation_split)
+    print(report.table(figures))
+    if report.missed(figures):
         sys.exit(f"The overhead is over {LIMIT} MiB.")
 
 
-def launch(options: argparse.Namespace, gib: float) -> list[float]:
+def measured(gib: float, dtype: str = "float32", validation_split: float = 0.0) -> list[Figure]:
+    """Trains on an array of this size, and on a tiny one."""
+    print("memory of arrays ...", file=sys.stderr, flush=True)
+    empty, full = (launch(one, dtype, validation_split) for one in (0.0, gib))
+    array = size(gib, dtype) / MIB
+    overheads = [peak - base - array for peak, base in zip(full, empty, strict=True)]
+    return [
+        Figure("memory", "array", "the array", [array], "MiB"),
+        Figure("memory", "array", "rank's peak", full, "MiB"),
+        Figure("memory", "array", "rank's peak, tiny array", empty, "MiB"),
+        Figure("memory", "array", "highest overhead", [max(overheads)], "MiB", at_most=LIMIT),
+    ]
+
+
+def launch(gib: float, dtype: str, validation_split: float) -> list[float]:
     """Trains on fresh ranks and returns the peak of each, in MiB."""
-    command = [str(Path(sys.executable).parent / "tarantella"), "-n", str(RANKS), "--no-gpu"]
-    command += ["--", sys.argv[0], "--gib", str(gib), "--dtype", options.dtype]
-    command += ["--validation-split", str(options.validation_split)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if run.returncode != 0:
-        sys.exit(run.returncode)
-    peaks: list[float] = json.loads(run.stdout.splitlines()[-1])
+    arguments = ["--gib", str(gib), "--dtype", dtype]
+    arguments += ["--validation-split", str(validation_split)]
+    peaks: list[float] = last_line([*on_ranks(RANKS), __file__, *arguments])
     return peaks
 
 

@@ -1,86 +1,202 @@
-"""Step time of training on two ranks, over that of two processes that do not communicate.
+"""Step times of training on two ranks, and of other ways to train on the same two cores.
 
-Two processes that train on half a batch each and never talk are as fast as two ranks can be:
-the limit. Both candidates run in the same two processes, alternately, with one compute thread
-each: a plain Keras model on half the batch, and a tnt.Model on the whole one. A round's figure
-is the median of its steps, on the slower of the two; the result is the median of the rounds.
+keras:      plain Keras in one process, with all cores and the whole batch.
+limit:      two processes with one compute thread and half the batch each, which never talk.
+            Two ranks cannot be faster.
+tarantella: two ranks with one compute thread each, and a tnt.Model on the whole batch. These
+            are the same two processes.
+mirrored:   two workers of tf.distribute.MultiWorkerMirroredStrategy on legacy Keras, with one
+            compute thread and a core each, in an environment of their own (legacy.py).
 
-    python benchmarks/step_time.py                  # LeNet-5 and ResNet-50
-    python benchmarks/step_time.py --models lenet5 --rounds 5 --fusion-threshold 1024
+All processes live as long as the benchmark, and the candidates take turns in each round. A
+round's figure is the median of its steps, on the slower process; ratios are taken within a
+round, and the result is the median of the rounds.
+
+    python benchmarks/step_time.py                  # all models and candidates
+    python benchmarks/step_time.py --models lenet5 --candidates limit tarantella --rounds 9
+    python benchmarks/step_time.py --quick          # does it run; the figures mean nothing
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import socket
 import statistics
 import sys
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
-from common import compiled, is_rank, lenet5, on_ranks, step_times
+import report
+from common import ON_THE_CPU, RANKS, on_ranks
+from legacy import UnavailableError, legacy_python
+from models import CASES
+from report import Figure
+from turns import Command, Crew
 
-RANKS = 2
-# Model: global batch, steps to warm up with, steps to measure.
-MODELS = {"lenet5": (256, 20, 100), "resnet50": (32, 4, 15)}
+WORKER = str(Path(__file__).parent / "worker.py")
+# Candidate: the processes that it runs in.
+CANDIDATES = {"keras": "plain", "limit": "ranks", "tarantella": "ranks", "mirrored": "mirrored"}
+QUICK = (1, 3)  # steps to warm up with, steps to measure
+# What is asked of Tarantella, as the ratio of its speed to that of another candidate.
+TARGETS = {
+    "lenet5": {"limit": 0.95, "keras": 1.0, "mirrored": 1.8},
+    "resnet50": {"limit": 0.95, "keras": 1.0, "mirrored": 1.8},
+    "transformer": {"limit": 0.95, "mirrored": 1.8},
+    "mlp": {"mirrored": 2.0},
+    "embedding": {"mirrored": 2.0},
+}
+
+Round = dict[str, list[float]]  # candidate: the times of its steps, on the slower process
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    models: Sequence[str] = tuple(CASES)
+    candidates: Sequence[str] = tuple(CANDIDATES)
+    rounds: int = 5
+    quick: bool = False
+    fusion_threshold: int | None = None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=Plan.rounds)
+    parser.add_argument("--quick", action="store_true", help="one round of a few steps")
     parser.add_argument("--fusion-threshold", type=int, metavar="KB")
-    options = parser.parse_args()
-    if is_rank():
-        for model in options.models:
-            compare(model, options.rounds)
-        return
-    fusion = options.fusion_threshold
-    threshold = [] if fusion is None else ["--fusion-threshold", str(fusion)]
-    command = [*on_ranks(RANKS, *threshold, "-x", "TNT_THREADS=1"), *sys.argv]
-    os.execv(command[0], command)
+    add_options(parser)
+    print(report.table(measured(Plan(**vars(parser.parse_args())))))
 
 
-def compare(name: str, rounds: int) -> None:
-    """Measures both candidates alternately and prints a line of figures."""
-    import tarantella as tnt
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What to choose from."""
+    for name, choices in (("--models", CASES), ("--candidates", CANDIDATES)):
+        parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
 
-    batch, warm_up, steps = MODELS[name]
-    candidates = {
-        "limit": (compiled(make(name)), batch // RANKS),
-        "tarantella": (compiled(tnt.Model(make(name))), batch),
-    }
-    times: dict[str, list[float]] = {kind: [] for kind in candidates}
-    for _ in range(rounds):
-        for kind, (model, size) in candidates.items():
-            median = median_step(model, size, warm_up, steps)
-            times[kind].append(tnt.allreduce(median, op="max"))
-    ratios = sorted(a / b for a, b in zip(times["limit"], times["tarantella"], strict=True))
-    if tnt.is_master_rank():
-        limit, ours = (statistics.median(times[kind]) for kind in ("limit", "tarantella"))
-        print(
-            f"{name:10} limit {1e3 * limit:8.2f} ms   tarantella {1e3 * ours:8.2f} ms   ratio "
-            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
-            flush=True,
+
+def measured(plan: Plan) -> list[Figure]:
+    """Measures all models, each with all candidates in turn."""
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        crew = stack.enter_context(Crew())
+        candidates, problem = _start(crew, plan)
+        for model in plan.models:
+            print(f"step times of {model} ...", file=sys.stderr, flush=True)
+            rounds = list(_rounds(crew, model, candidates, plan))
+            figures += figures_of(model, rounds, plan.candidates, problem)
+    return figures
+
+
+def _start(crew: Crew, plan: Plan) -> tuple[list[str], str]:
+    """Starts the processes; returns the candidates there are, and why there are no others."""
+    kinds = {CANDIDATES[candidate] for candidate in plan.candidates}
+    problem = ""
+    worker = [sys.executable, WORKER]
+    if "mirrored" in kinds:
+        try:
+            commands = _mirrored_workers(legacy_python(), crew.address)
+            crew.start("mirrored", commands, RANKS)
+        except UnavailableError as error:
+            problem = " ".join(str(error).split())
+    if "plain" in kinds:
+        crew.start("plain", [Command([*worker, "plain", crew.address], ON_THE_CPU)], 1)
+    if "ranks" in kinds:
+        fusion = plan.fusion_threshold
+        options = [] if fusion is None else ["--fusion-threshold", str(fusion)]
+        ranks = on_ranks(RANKS, *options, "-x", "TNT_THREADS=1")
+        crew.start("ranks", [Command([*ranks, WORKER, "ranks", crew.address], ON_THE_CPU)], RANKS)
+    there = [c for c in plan.candidates if not (problem and CANDIDATES[c] == "mirrored")]
+    return there, problem
+
+
+def _mirrored_workers(python: Path, address: str) -> list[Command]:
+    """Two workers that find each other; no proxy stands between them."""
+    hosts = [f"localhost:{port}" for port in _free_ports(RANKS)]
+    env = {**ON_THE_CPU, "TF_USE_LEGACY_KERAS": "1", "no_grpc_proxy": "localhost"}
+    return [
+        Command(
+            [str(python), WORKER, "mirrored", address],
+            env | {"TF_CONFIG": json.dumps(_task(hosts, index))},
         )
+        for index in range(RANKS)
+    ]
 
 
-def median_step(model: Any, batch: int, warm_up: int, steps: int) -> float:
-    """Trains on data in memory and returns the median time of a step."""
-    import numpy as np
-    import tensorflow as tf
-
-    rng = np.random.default_rng(1)
-    data = (rng.random((batch, *model.input_shape[1:]), np.float32), rng.integers(0, 10, batch))
-    dataset = tf.data.Dataset.from_tensors(data).repeat(warm_up + steps)
-    return statistics.median(step_times(model, dataset, shuffle=False)[warm_up:])
+def _task(hosts: list[str], index: int) -> dict[str, object]:
+    return {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
 
 
-def make(name: str) -> Any:
-    import keras
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
 
-    if name == "resnet50":
-        return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
-    return lenet5()
+
+def _rounds(crew: Crew, model: str, candidates: Sequence[str], plan: Plan) -> Iterator[Round]:
+    """Lets all candidates train in each round, one after the other."""
+    case = CASES[model]
+    warm_up, steps = QUICK if plan.quick else (case.warm_up, case.steps)
+    kinds = list(dict.fromkeys(CANDIDATES[candidate] for candidate in candidates))
+    for kind in kinds:
+        crew.ask(kind, "build", model=model)
+    for candidate in candidates:  # traces the step
+        crew.ask(CANDIDATES[candidate], "measure", candidate=candidate, warm_up=0, steps=1)
+    for _ in range(1 if plan.quick else plan.rounds):
+        yield {
+            candidate: max(
+                crew.ask(
+                    CANDIDATES[candidate],
+                    "measure",
+                    candidate=candidate,
+                    warm_up=warm_up,
+                    steps=steps,
+                ),
+                key=statistics.median,
+            )
+            for candidate in candidates
+        }
+    for kind in kinds:
+        crew.ask(kind, "drop")
+
+
+def figures_of(
+    model: str, rounds: Sequence[Round], candidates: Sequence[str], problem: str = ""
+) -> list[Figure]:
+    """Step times, their ratios to the limit, and what is asked of Tarantella besides."""
+
+    def ratio(one: str, other: str, at_least: float | None) -> Figure:
+        speeds = [
+            statistics.median(times[other]) / statistics.median(times[one])
+            for times in rounds
+            if one in times and other in times
+        ]
+        why = "" if speeds else problem
+        return Figure("step", model, one, speeds, over=other, at_least=at_least, problem=why)
+
+    figures = []
+    for candidate in candidates:
+        steps = sorted(1e3 * time for times in rounds for time in times.get(candidate, ()))
+        medians = [
+            1e3 * statistics.median(times[candidate]) for times in rounds if candidate in times
+        ]
+        spread = (steps[len(steps) // 10], steps[-1 - len(steps) // 10]) if steps else None
+        why = "" if steps else problem
+        figures.append(Figure("step", model, candidate, medians, "ms", spread=spread, problem=why))
+    targets = TARGETS[model]
+    if "limit" in candidates:
+        for candidate in (c for c in candidates if c != "limit"):
+            asked = targets.get("limit") if candidate == "tarantella" else None
+            figures.append(ratio(candidate, "limit", asked))
+    if "tarantella" in candidates:
+        for other in (c for c in candidates if c in ("keras", "mirrored")):
+            figures.append(ratio("tarantella", other, targets.get(other)))
+    return figures
 
 
 if __name__ == "__main__":

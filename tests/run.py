@@ -1,10 +1,12 @@
 """Runs all tests: those on several ranks, and beside them the others, on cores that are free.
 
+The others come in lots. Whoever has nothing else to do takes the next one.
 With arguments, it runs pytest with them, and nothing beside it.
 """
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import tempfile
@@ -14,24 +16,32 @@ from typing import IO
 
 PYTEST = [sys.executable, "-m", "pytest"]
 SEVERAL_RANKS = ["-m", "ranks", "-k", "not 1-ranks"]
-BESIDE = [["-m", "not ranks"], ["-m", "ranks", "-k", "1-ranks"]]
+LOTS = [
+    ["-m", "not ranks", "tests/cluster", "tests/docs"],  # these share hosts
+    ["-m", "not ranks", "tests/ranks"],
+    ["-m", "not ranks", "tests/unit"],
+    ["-m", "ranks", "-k", "1-ranks"],
+]
 
 
-class Beside(threading.Thread):
-    """Runs tests one lot after the other, and keeps what they print."""
+class Worker(threading.Thread):
+    """Takes lots of tests until there are no more, and keeps what they print."""
 
-    def __init__(self, output: IO[str]) -> None:
+    def __init__(self, lots: queue.SimpleQueue[tuple[int, list[str]]], output: IO[str]) -> None:
         super().__init__()
+        self._lots = lots
         self._output = output
         self._process: subprocess.Popen[str] | None = None
         self._ended = False
         self.status = 0
 
     def run(self) -> None:
-        for lot in BESIDE:
-            if self._ended:
+        while not self._ended:
+            try:
+                number, lot = self._lots.get_nowait()
+            except queue.Empty:
                 return
-            command = [*PYTEST, *lot, "-o", "cache_dir=.pytest_cache/beside"]
+            command = [*PYTEST, *lot, "-o", f"cache_dir=.pytest_cache/lot-{number}"]
             self._process = subprocess.Popen(
                 command, stdout=self._output, stderr=subprocess.STDOUT, text=True
             )
@@ -48,19 +58,27 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit status: that of the tests on ranks, if it is not 0, or of the others."""
     if arguments:
         return subprocess.call([*PYTEST, *arguments])
-    with tempfile.TemporaryFile("w+") as output:
-        beside = Beside(output)
-        beside.start()
+    lots: queue.SimpleQueue[tuple[int, list[str]]] = queue.SimpleQueue()
+    for numbered in enumerate(LOTS):
+        lots.put(numbered)
+    with tempfile.TemporaryFile("w+") as one, tempfile.TemporaryFile("w+") as other:
+        workers = [Worker(lots, one), Worker(lots, other)]
+        workers[0].start()
         try:
             status = subprocess.call([*PYTEST, *SEVERAL_RANKS])
-            beside.join()
+            workers[1].start()
+            for worker in workers:
+                worker.join()
         except KeyboardInterrupt:
             status = 130
-            beside.end()
-            beside.join()
-        output.seek(0)
-        sys.stdout.writelines(output)
-    return status or beside.status
+            for worker in workers:
+                worker.end()
+                if worker.ident is not None:
+                    worker.join()
+        for output in (one, other):
+            output.seek(0)
+            sys.stdout.writelines(output)
+    return status or max(worker.status for worker in workers)
 
 
 if __name__ == "__main__":

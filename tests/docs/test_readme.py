@@ -1,8 +1,11 @@
-"""What the README shows works: every block of it is found and run, also those added later."""
+"""What README and docs show works: every block is found and run, also those added later."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,18 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
+DOCUMENTS = [README, *(path.read_text() for path in sorted(REPOSITORY.glob("docs/*.md")))]
+sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
+from testbed import Testbed, what_is_missing  # noqa: E402
+
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 Shell = Callable[..., Any]
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    found = [block for document in DOCUMENTS for block in fenced.findall(document)]
     return [text for name, text in found if name == language]
 
 
@@ -51,29 +59,89 @@ def file_name(block: str) -> str:
 def folder(tmp_path: Path) -> Path:
     for block in blocks("python"):
         (tmp_path / file_name(block)).write_text(block)
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    for name in ("examples", "benchmarks"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
     return tmp_path
 
 
 def test_every_block_is_one_that_these_tests_run() -> None:
-    fences = re.findall(r"^```(\w*)$", README, re.MULTILINE)
-    assert set(fences[0::2]) == {"bash", "python"}
-    assert set(fences[1::2]) == {""}
+    for document in DOCUMENTS:
+        fences = re.findall(r"^```(\w*)$", document, re.MULTILINE)
+        assert set(fences[0::2]) <= {"bash", "python"}
+        assert set(fences[1::2]) <= {""}
+
+
+def test_every_file_that_is_linked_is_there() -> None:
+    for folder, document in [
+        (REPOSITORY, README),
+        *((REPOSITORY / "docs", d) for d in DOCUMENTS[1:]),
+    ]:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document):
+            assert (folder / link).exists(), link
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Those that the commands with a hostfile run on."""
+    if what_is_missing():
+        pytest.skip(what_is_missing())
+    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
+        yield testbed
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_command(command: str, shell: Shell, folder: Path) -> None:
+def test_command(command: str, shell: Shell, folder: Path, request: pytest.FixtureRequest) -> None:
     line, in_repository = as_tested(command)
+    if "--hostfile hosts" in command:
+        testbed = request.getfixturevalue("hosts")
+        (folder / "hosts").write_text("# the testbed\n" + "\n".join(testbed.names))
+        line = shlex.join(testbed.nodes[0].command("env", f"--chdir={folder}", "bash", "-c", line))
     finished = shell(line, cwd=REPOSITORY if in_repository else folder)
     assert finished.status == 0, finished.output
     assert "does not provide the extra" not in finished.output
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_block_on_two_ranks(block: str, shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / file_name(block)).write_text(block)
-    finished = shell(f"tarantella -n 2 --no-gpu -- {file_name(block)}")
-    assert finished.status == 0, finished.output
+# TensorFlow takes seconds to load: the blocks are run one after the other in one start.
+RUN_ALL = """
+import runpy, sys, traceback
+
+for name in sys.argv[1:]:
+    try:
+        runpy.run_path(name, run_name="__main__")
+        print("ran", name, flush=True)
+    except Exception:
+        traceback.print_exc()
+"""
+
+
+@pytest.fixture(scope="session")
+def blocks_on_two_ranks(
+    reader_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """What is printed when all python blocks are run on two ranks."""
+    folder = tmp_path_factory.mktemp("blocks")
+    names = [file_name(block) for block in blocks("python")]
+    for name, block in zip(names, blocks("python"), strict=True):
+        (folder / name).write_text(block)
+    (folder / "run_all.py").write_text(RUN_ALL)
+    command = ["tarantella", "-n", "2", "--no-gpu", "--output-on-all-devices", "--", "run_all.py"]
+    finished = subprocess.run(
+        [*command, *names],
+        cwd=folder,
+        env=reader_environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    return finished.stdout
+
+
+@pytest.mark.parametrize("name", [file_name(block) for block in blocks("python")])
+def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
+    for rank in (0, 1):
+        assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
 
 
 def test_options_are_those_of_the_command(shell: Shell) -> None:

@@ -108,5 +108,5 @@ def computed_by_master(compute: Callable[[], Any]) -> Any:
     if tnt.get_size() == 1:
         return result
     communicator = world.communicator("control")
-    wait_aside(communicator.Ibarrier())  # no polling: other tests can use the core
+    wait_aside(communicator.Ibarrier(), None)  # no polling: other tests can use the core
     return communicator.bcast(result, tnt.get_master_rank())

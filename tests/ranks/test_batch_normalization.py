@@ -57,7 +57,7 @@ def data() -> dict[str, Any]:
 
 
 @float64
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 3)
 def test_statistics_are_of_the_global_batch() -> None:
     assert_trains_as_in_keras(small_model, lambda: COMPILED, data)
 
@@ -159,7 +159,7 @@ if HAS_RENORM:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     compiled = {**COMPILED, "metrics": None} if "step" in name else COMPILED
@@ -195,7 +195,7 @@ def test_masked_samples_do_not_count() -> None:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 def test_single_batches() -> None:
     x, y = classification_data()
     assert_trains_as_in_keras(
@@ -237,7 +237,7 @@ def test_float32_far_from_zero_keeps_its_variance() -> None:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("in_graph", [True, False], ids=["function", "eager"])
 def test_own_loops(in_graph: bool) -> None:
     loss_function = keras.losses.SparseCategoricalCrossentropy()
@@ -262,42 +262,6 @@ def test_own_loops(in_graph: bool) -> None:
     plain = computed_by_master(lambda: trained(*[lambda same: same] * 3))
     ours = trained(tnt.Model, tnt.distribute_dataset, tnt.keras.optimizers.Optimizer)
     assert_close(ours, plain)
-
-
-@float64
-@pytest.mark.ranks(1, 2, 3)
-def test_resnet_50() -> None:
-    # Its gradients amplify rounding: plain Keras that gets the samples of a batch in another order
-    # differs by 1e-7 after three steps at a learning rate of 1e-3, by 5e-12 at 1e-5.
-    rng = np.random.default_rng(1)
-    images, labels = rng.normal(size=(45, 32, 32, 3)), rng.integers(0, 10, 45)
-
-    def trained(wrap: Callable[[keras.Model], keras.Model]) -> dict[str, Any]:
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(42)
-        plain = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
-        for layer in plain.layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True
-        model = wrap(plain)
-        before = model.get_weights()
-        model.compile(keras.optimizers.SGD(1e-5), "sparse_categorical_crossentropy")
-        dataset = batches(images, labels, batch_size=16)  # 16, 16 and 13 samples
-        losses = model.fit(dataset, verbose=0).history
-        weights = model.get_weights()
-        return {
-            "losses": losses,
-            "weights": weights,
-            "steps": [after - start for after, start in zip(weights, before, strict=True)],
-        }
-
-    expected = computed_by_master(lambda: trained(lambda model: model))
-    actual = trained(tnt.Model)
-    assert_close(actual["losses"], expected["losses"])
-    assert_close(actual["weights"], expected["weights"])
-    for ours, keras_own in zip(actual["steps"], expected["steps"], strict=True):
-        # Not the biases: in front of a normalization their gradient is rounding alone.
-        assert_close(ours, keras_own, rtol=0, atol=1e-6 * np.max(np.abs(keras_own)) + 1e-15)
 
 
 # Statistics of the parts, which is the default
@@ -347,7 +311,7 @@ def test_local_statistics_and_ways_of_execution(execution: str) -> None:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 def test_frozen_layers_are_those_of_keras() -> None:
     assert_trains_as_in_keras(
         lambda: classifier(normalized(synchronized=False, trainable=False)),

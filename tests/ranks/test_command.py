@@ -16,6 +16,7 @@ from tarantella.cli.mpi import find_mpiexec
 LIMIT = 120  # seconds, for a machine that is busy with other things
 COMMAND = (sys.executable, "-m", "tarantella.cli")
 TWO = (*COMMAND, "-n", "2", "--no-gpu")
+BOTH = (*TWO, "--output-on-all-devices")
 START = "from tarantella.runtime import world; world.start()\n"
 
 
@@ -23,6 +24,13 @@ def run(*command: str | bytes, **settings: object) -> subprocess.CompletedProces
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
         command, capture_output=True, text=True, timeout=LIMIT, **settings
     )
+
+
+def unmarked(output: str) -> list[str]:
+    """The lines of all ranks, without the marks that say whose they are."""
+    lines = output.splitlines()
+    assert all(line.startswith("[rank ") for line in lines)
+    return sorted(line.partition("] ")[2] for line in lines)
 
 
 def write(folder: Path, text: str) -> str:
@@ -39,20 +47,41 @@ os.write(1, (" ".join(map(str, numbers)) + "\\n").encode())
 
 
 def test_ranks_of_the_command(tmp_path: Path) -> None:
-    result = run(*TWO, "--", write(tmp_path, WHO))
+    result = run(*BOTH, "--", write(tmp_path, WHO))
     assert result.returncode == 0
-    assert sorted(result.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
+    assert sorted(result.stdout.splitlines()) == ["[rank 0] 0 2 0 2", "[rank 1] 1 2 1 2"]
     assert result.stderr == ""
 
 
-def test_no_rank_waits_for_input(tmp_path: Path) -> None:
-    result = run(*TWO, "--", write(tmp_path, "import sys\nprint(repr(sys.stdin.read()))\n"))
+def test_only_the_master_rank_is_shown(tmp_path: Path) -> None:
+    text = WHO + "os.write(2, b'error stream of %d\\n' % world.get_rank())\n"
+    result = run(*TWO, "--", write(tmp_path, text))
     assert result.returncode == 0
-    assert result.stdout.splitlines() == ["''"] * 2
+    assert result.stdout == "0 2 0 2\n"
+    assert result.stderr == "error stream of 0\n"
+
+
+def test_ranks_of_a_host_have_cores_of_their_own(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    text = "import os\nprint(*sorted(os.sched_getaffinity(0)))\n"
+    first, second = (set(line.split()) for line in unmarked(
+        run(*BOTH, "--", write(tmp_path, text)).stdout))  # fmt: skip
+    assert first
+    assert second
+    assert not first & second
+    unbound = run(*BOTH, "-x", "TNT_CORES=", "--", str(tmp_path / "script.py"))
+    assert len(set(unmarked(unbound.stdout))) == 1
+
+
+def test_no_rank_waits_for_input(tmp_path: Path) -> None:
+    result = run(*BOTH, "--", write(tmp_path, "import sys\nprint(repr(sys.stdin.read()))\n"))
+    assert result.returncode == 0
+    assert unmarked(result.stdout) == ["''"] * 2
 
 
 def test_ranks_of_plain_mpiexec(tmp_path: Path) -> None:
-    result = run(str(find_mpiexec()), "-n", "2", sys.executable, write(tmp_path, WHO))
+    result = run(str(find_mpiexec().path), "-n", "2", sys.executable, write(tmp_path, WHO))
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
 
@@ -111,13 +140,15 @@ def test_variables_and_arguments_arrive_byte_for_byte(tmp_path: Path) -> None:
 import os, sys
 values = [os.environb[f"V{i}".encode()] for i in range(9)]
 if world.get_rank() == 1:
-    print([values, [os.fsencode(argument) for argument in sys.argv[1:]]])
+    arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
+    open(os.environ["SEEN"], "w").write(str([values, arguments]))
 """
     variables = [f"V{number}=".encode() + value for number, value in enumerate(ODD)]
     arguments = [*ODD, b":", b"\\:", b"--", b"-n", b"-x"]
     script = write(tmp_path, text)
-    result = run(*TWO, "-x", "V0=old", "-x", *variables, "--", script, *arguments)
-    assert result.stdout == f"{[ODD, arguments]}\n"
+    seen = tmp_path / "seen"
+    run(*TWO, "-x", "V0=old", f"SEEN={seen}", "-x", *variables, "--", script, *arguments)
+    assert seen.read_text() == str([ODD, arguments])
 
 
 def test_bytes_and_half_lines_pass_at_once(tmp_path: Path) -> None:
@@ -139,10 +170,13 @@ if world.get_rank() == 0:
 
 
 def test_lines_of_ranks_are_not_mixed(tmp_path: Path) -> None:
-    text = "for number in range(200):\n    print('one', 'line', 'of', world.get_rank())\n"
+    text = (
+        "for number in range(200):\n    print('one', 'line', 'of', world.get_rank(), 'x' * 9000)\n"
+    )
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    lines = run(*TWO, "--", write(tmp_path, text), env=environ).stdout.splitlines()
-    assert sorted(lines) == ["one line of 0"] * 200 + ["one line of 1"] * 200
+    lines = run(*BOTH, "--", write(tmp_path, text), env=environ).stdout.splitlines()
+    expected = [f"[rank {rank}] one line of {rank} {'x' * 9000}" for rank in (0, 1)]
+    assert sorted(lines) == [expected[0]] * 200 + [expected[1]] * 200
 
 
 def test_dry_run_says_what_would_be_run_and_runs_nothing(tmp_path: Path) -> None:
@@ -152,7 +186,7 @@ def test_dry_run_says_what_would_be_run_and_runs_nothing(tmp_path: Path) -> None
     assert "rank 1: CPU" in result.stdout
     assert "it runs" not in result.stdout
     again = run("sh", "-c", result.stdout.splitlines()[-1])
-    assert again.stdout == "it runs\n" * 2
+    assert again.stdout == "it runs\n"
 
 
 def test_warning_without_gpus(tmp_path: Path) -> None:
@@ -166,16 +200,16 @@ def test_warning_without_gpus(tmp_path: Path) -> None:
 
 
 def test_other_program_than_python() -> None:
-    result = run(*TWO, "--python-interpreter", "", "--", "sh", "-c", "echo $PMI_RANK; exit 0")
+    result = run(*BOTH, "--python-interpreter", "", "--", "sh", "-c", "echo $PMI_RANK; exit 0")
     assert result.returncode == 0
-    assert sorted(result.stdout.split()) == ["0", "1"]
+    assert unmarked(result.stdout) == ["0", "1"]
 
 
 def test_tool_in_front_of_python(tmp_path: Path) -> None:
     tool = f"env A=b {shlex.quote(sys.executable)} -X dev"
     script = write(tmp_path, "import os, sys\nprint(os.environ['A'], sys.flags.dev_mode)\n")
-    result = run(*TWO, "--python-interpreter", tool, "--", script)
-    assert result.stdout == "b True\n" * 2
+    result = run(*BOTH, "--python-interpreter", tool, "--", script)
+    assert unmarked(result.stdout) == ["b True"] * 2
 
 
 def test_ranks_that_start_other_programs(tmp_path: Path) -> None:
@@ -196,10 +230,10 @@ if __name__ == "__main__":
         process.join()
         subprocess.run([sys.executable, __file__, "alone"], check=True)
 """
-    result = run(*TWO, "--", write(tmp_path, text))
+    result = run(*BOTH, "--", write(tmp_path, text))
     assert result.returncode == 0
     expected = ["program 0 1", "program 0 1", "worker 0 2", "worker 1 2"]
-    assert sorted(result.stdout.splitlines()) == expected
+    assert unmarked(result.stdout) == expected
 
 
 def test_reader_that_goes_away(tmp_path: Path) -> None:
@@ -208,6 +242,13 @@ def test_reader_that_goes_away(tmp_path: Path) -> None:
     result = run("sh", "-c", f"{command} | head -1")
     assert result.stdout == "line\n"
     assert result.stderr == ""
+
+
+def test_reader_that_takes_its_time(tmp_path: Path) -> None:
+    script = write(tmp_path, "for number in range(3000):\n    print('x' * 99)\n")
+    command = shlex.join([*TWO, "--", script])
+    result = run("sh", "-c", f"{command} | (sleep 6; cat)")
+    assert result.stdout == ("x" * 99 + "\n") * 3000
 
 
 @pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -237,18 +278,24 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], named: str, tmp_pat
     assert named in result.stderr
 
 
-def test_setting_without_sense_is_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [COMMAND, (str(Path(sys.executable).with_name("tarantella")),)])
+def test_setting_without_sense_is_told_in_one_line(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     script = write(tmp_path, "")
     environ = {**os.environ, "TNT_FUSION_THRESHOLD": "much"}
-    result = run(*COMMAND, "--", script, env=environ)
+    result = run(*command, "--", script, env=environ)
     assert result.returncode == 2
+    assert result.stderr.startswith("tarantella: ")
     assert result.stderr.count("\n") == 1
     assert "TNT_FUSION_THRESHOLD" in result.stderr
+    assert run(*command, "--help", env=environ).returncode == 0
 
 
 def test_version_and_help() -> None:
     assert run(*COMMAND, "--version").stdout.startswith("tarantella ")
     help_text = run(*COMMAND, "--help").stdout
-    for option in ("-n N", "--no-gpu", "--log-level", "--fusion-threshold", "-x K=V", "--dry-run"):
+    for option in ("-n N", "--hostfile FILE", "--n-per-node", "--devices-per-node", "--no-gpu",
+                   "--log-level", "--fusion-threshold", "-x K=V", "--dry-run", "--cleanup",
+                   "--force", "--pin-to-socket", "--network-interface NAME"):  # fmt: skip
         assert option in help_text
-    assert "--hostfile" not in help_text

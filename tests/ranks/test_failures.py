@@ -7,6 +7,7 @@ collective, as they would in training.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,10 @@ import pytest
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
 LIMIT = 120  # seconds, for a machine that is busy with other things; a hang is what it catches
-COMMAND = (sys.executable, "-m", "tarantella.cli", "-n", "2", "--no-gpu", "--")
+TWO = (sys.executable, "-m", "tarantella.cli", "-n", "2", "--no-gpu")
+COMMAND = (*TWO, "--")
+ALL_OUTPUT = (*TWO, "--output-on-all-devices", "--")
+READY = ["[rank 0] ready\n", "[rank 1] ready\n"]
 START = """
 import os, signal, sys, threading, time
 from tarantella.runtime import world
@@ -92,7 +96,6 @@ def run(
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV"),
         ("os.abort()", 134, "SIGABRT"),
-        ("world.communicator('losses').Abort(7)", 7, "MPI_Abort"),
     ],
 )
 def test_rank_that_fails(
@@ -105,10 +108,23 @@ def test_rank_that_fails(
     assert len(messages) == 1
     assert f"rank 1 on host {socket.gethostname()} failed: " in messages[0]
     assert cause in messages[0]
-    assert messages[0].endswith("; the other ranks were ended.")
+    assert re.search(r"; the other ranks were ended \(\d{4}-\d\d-\d\d [\d:]{8}\)\.$", messages[0])
     assert result.stderr.count("Traceback") == ("raise ValueError" in failure)
     for noise in ("BAD TERMINATION", "MPI_Abort(", "mpiexec@", "\x1e"):
         assert noise not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_aborts(rank: int, tmp_path: Path, environ: dict[str, str]) -> None:
+    """The launcher may kill what would tell us who it was, if it is not the master rank."""
+    text = f"barrier()\nif rank == {rank}:\n    world.communicator('losses').Abort(7)\nbarrier()\n"
+    result = run(COMMAND, write(tmp_path, text), environ)
+    assert result.returncode == 7
+    known = f"rank {rank} on host {socket.gethostname()} failed: it called MPI_Abort"
+    unknown = "the run failed: mpiexec ended all ranks" if rank else known
+    assert known in result.stderr or unknown in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "MPI_Abort(" not in result.stdout + result.stderr
 
 
 def test_killed_supervisor(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -124,7 +140,7 @@ def test_traceback_shows_the_script_only(tmp_path: Path, environ: dict[str, str]
         tmp_path, "def f():\n    raise ValueError('bad')\n\nif rank == 1:\n    f()\nbarrier()\n"
     )
     lines = run(COMMAND, script, environ).stderr.splitlines()
-    places = [line for line in lines if line.startswith("  File ")]
+    places = [line for line in lines if line.startswith("[rank 1]   File ")]
     assert len(places) == 2
     assert all(f'File "{script}"' in place for place in places)
 
@@ -186,6 +202,28 @@ model.fit(batches(), verbose=0)
     assert "RuntimeError: bad file" in last
 
 
+def test_an_error_in_a_callback_is_that_of_the_rank_that_has_it(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """It is raised on all."""
+    text = """
+import keras
+import numpy as np
+import tarantella as tnt
+class Failing(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if rank == 1:
+            raise RuntimeError("not here")
+model = tnt.Model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[Failing()])
+"""
+    result = run(COMMAND, write(tmp_path, text), environ)
+    assert result.returncode == 1
+    assert f"rank 1 on host {socket.gethostname()} failed: RuntimeError: not here" in result.stderr
+    assert 'raise RuntimeError("not here")' in result.stderr
+
+
 def test_failure_while_another_thread_communicates(tmp_path: Path, environ: dict[str, str]) -> None:
     text = """
 if rank == 1:
@@ -200,9 +238,31 @@ time.sleep(600)
 
 
 def test_output_before_a_failure_is_not_lost(tmp_path: Path, environ: dict[str, str]) -> None:
-    text = "if rank == 1:\n    print('x' * 500_000)\n    raise ValueError('bad')\nbarrier()\n"
+    text = "if rank == 0:\n    print('x' * 500_000)\n    raise ValueError('bad')\nbarrier()\n"
     result = run(COMMAND, write(tmp_path, text), environ)
     assert result.stdout.count("x") == 500_000
+
+
+@pytest.mark.parametrize("failure", ["raise ValueError('bad')", "os.kill(os.getpid(), 9)"])
+def test_what_a_hidden_rank_printed_last_is_shown(
+    failure: str, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    text = f"""
+print("hello from", rank)
+if rank == 1:
+    for number in range(5000):
+        print("line", number)
+    print("last on the error stream", file=sys.stderr)
+    {failure}
+barrier()
+"""
+    result = run(COMMAND, write(tmp_path, text), environ)
+    assert result.stdout == "hello from 0\n"
+    shown = [line for line in result.stderr.splitlines() if not line.startswith("tarantella: ")]
+    assert all(line.startswith("[rank 1] ") for line in shown)
+    assert "[rank 1] line 4999" in shown
+    assert "[rank 1] last on the error stream" in shown
+    assert len(shown) < 2000
 
 
 @pytest.mark.parametrize(
@@ -217,7 +277,7 @@ def test_signal_ends_every_rank(
         ignore = "for number in (1, 2, 15):\n    signal.signal(number, signal.SIG_IGN)\n"
         text = ignore + text
     process = subprocess.Popen(
-        [*COMMAND, write(tmp_path, text)],
+        [*ALL_OUTPUT, write(tmp_path, text)],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -226,7 +286,7 @@ def test_signal_ends_every_rank(
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    assert sorted(process.stdout.readline() for _ in range(2)) == READY
     sent = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT)
@@ -239,10 +299,10 @@ def test_signal_ends_every_rank(
 def test_killed_command_takes_its_ranks_along(tmp_path: Path, environ: dict[str, str]) -> None:
     text = "print('ready', flush=True)\ntime.sleep(600)\n"
     process = subprocess.Popen(
-        [*COMMAND, write(tmp_path, text)], env=environ, stdout=subprocess.PIPE, text=True
+        [*ALL_OUTPUT, write(tmp_path, text)], env=environ, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    assert sorted(process.stdout.readline() for _ in range(2)) == READY
     process.kill()
     process.wait()
     mark = f"TEST_RUN={environ['TEST_RUN']}"
@@ -267,16 +327,17 @@ print("status", os.waitstatus_to_exitcode(os.wait()[1]))
 world.communicator("gradients").Barrier()
 """
     text = text.replace("barrier()", 'world.communicator("control").Barrier()', 1)
-    result = run(COMMAND, write(tmp_path, text), environ)
+    result = run(ALL_OUTPUT, write(tmp_path, text), environ)
     assert result.returncode == 0
-    assert sorted(result.stdout.splitlines()) == ["refused"] * 2 + ["status 5"] * 2
+    seen = sorted(line.partition("] ")[2] for line in result.stdout.splitlines())
+    assert seen == ["refused"] * 2 + ["status 5"] * 2
     assert result.stderr == ""
 
 
 def plain(ranks: int) -> tuple[str, ...]:
     from tarantella.cli.mpi import find_mpiexec
 
-    return (str(find_mpiexec()), "-n", str(ranks), sys.executable)
+    return (str(find_mpiexec().path), "-n", str(ranks), sys.executable)
 
 
 @pytest.mark.parametrize(

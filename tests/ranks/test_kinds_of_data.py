@@ -133,9 +133,6 @@ def test_initial_epoch() -> None:
     _train(lambda: {"x": X, "y": Y}, second_fit=False, then=train)
 
 
-test_initial_epoch = pytest.mark.ranks(3)(test_initial_epoch)
-
-
 def test_doubles_for_a_model_of_floats() -> None:
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
@@ -259,9 +256,6 @@ PYTHON = {
 @pytest.mark.parametrize("kind", PYTHON)
 def test_py_datasets(kind: str) -> None:
     _train(PYTHON[kind], second_fit=kind != "threads")
-
-
-test_py_datasets = pytest.mark.ranks(3)(test_py_datasets)
 
 
 def test_generator_with_weights_and_steps() -> None:

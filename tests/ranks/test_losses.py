@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle import Decay, assert_trains_as_in_keras, batches, classification_data, small_model
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 REDUCTIONS = ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight", "none"]
 
@@ -64,6 +64,7 @@ def _masked_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2)(hidden))
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("reduction", REDUCTIONS[:4])
 def test_mask(reduction: str) -> None:
     assert_trains_as_in_keras(
@@ -139,6 +140,7 @@ class _Penalty(keras.layers.Layer):
         return inputs
 
 
+@pytest.mark.ranks(3)
 def test_add_loss_and_regularizers_count_once() -> None:
     def make_model() -> keras.Model:
         inputs = keras.Input((5,))

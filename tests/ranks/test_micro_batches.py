@@ -21,7 +21,7 @@ from oracle import (
 import tarantella as tnt
 from tarantella.errors import InputError
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(1, 3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 X, Y = classification_data()
 
@@ -44,6 +44,7 @@ def _train(
     )
 
 
+@pytest.mark.ranks(1, 3)
 def test_a_dataset_is_batched_with_the_parts_of_all_ranks() -> None:
     size = tnt.get_size()
     _train(
@@ -60,6 +61,7 @@ def test_a_dataset_is_batched_with_the_parts_of_all_ranks() -> None:
     )
 
 
+@pytest.mark.ranks(1, 3)
 def test_arrays() -> None:
     size = tnt.get_size()
     arrays = {"x": X, "y": Y, "shuffle": True, "validation_split": 0.4}
@@ -80,6 +82,7 @@ def test_evaluate_and_predict() -> None:
         assert_close(model.predict(x, verbose=0, tnt_micro_batch_size=2), expected)
 
 
+@pytest.mark.ranks(1, 3)
 def test_data_of_a_ranks_own() -> None:
     rank, size = tnt.get_rank(), tnt.get_size()
     own = slice(4 * rank, 4 * rank + 4)

@@ -63,7 +63,7 @@ def _train_with(make_optimizer: Callable[[], Any]) -> None:
     )
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ALL)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     _train_with(lambda: getattr(keras.optimizers, name)(learning_rate=0.05))

@@ -125,7 +125,7 @@ def assert_loop_gives_the_serial_result(
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     assert_loop_gives_the_serial_result(OPTIMIZERS[name])
@@ -146,7 +146,7 @@ def test_sparse_gradients_give_the_serial_result(name: str) -> None:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 def test_batches_of_a_py_dataset() -> None:
     x, y = classification_data()
 
@@ -214,7 +214,7 @@ def test_outside_of_a_distributed_dataset_all_ranks_count_alike() -> None:
     assert_close(np.array(variable), np.full(2, -(tnt.get_size() - 1) / 2))
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 def test_a_loop_inside_a_loop_leaves_the_outer_share() -> None:
     variable = keras.Variable(np.zeros(2))
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0))
@@ -227,7 +227,7 @@ def test_a_loop_inside_a_loop_leaves_the_outer_share() -> None:
 
 
 @float64
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2)
 def test_several_optimizers_in_functions_that_call_each_other() -> None:
     variables = [keras.Variable(np.zeros(3)) for _ in range(8)]
     optimizers = [tnt.keras.optimizers.Optimizer(keras.optimizers.SGD(1.0)) for _ in variables]

@@ -16,7 +16,7 @@ import tarantella as tnt
 from tarantella.comm import buffers
 from tarantella.errors import MismatchError
 
-pytestmark = pytest.mark.ranks(3)
+pytestmark = pytest.mark.ranks(2)
 
 SAMPLES = np.arange(22.0, dtype=np.float32).reshape(11, 2)
 
@@ -103,6 +103,7 @@ def _nested(inputs: Any) -> Any:
     }
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 5, 11, 100])
 def test_nested_outputs_for_all_sizes_of_batches(batch_size: int) -> None:
     assert_predicts_as_in_keras(_nested, batch_size=batch_size)
@@ -155,6 +156,7 @@ def test_executions_of_several_steps_with_strings_and_ragged_rows() -> None:
     )
 
 
+@pytest.mark.ranks(3)
 def test_unknown_number_of_batches() -> None:
     def generate() -> Iterator[Any]:
         for start in range(0, 11, 4):

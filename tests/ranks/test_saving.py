@@ -444,9 +444,9 @@ def test_every_save_is_waited_for(shared_tmp_path: Path) -> None:
             time.sleep(0.1)
         model.save_weights(shared_tmp_path / "model.weights.h5")
         weights = content(shared_tmp_path / "model.weights.h5")
-        # The master may be at the next one already.
+        # The master does not wait, and may be at one of the next already.
         values = {np.max(part[2]) for part in weights["model.h5"].values() if len(part) == 3}
-        assert values & {number, number + 1}
+        assert values & set(range(number, 20))
 
 
 def test_a_callback_on_the_master_alone_may_save(shared_tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tarantella.errors import InputError, MismatchError
 from tarantella.keras.feed import Feed
 from tarantella.runtime.log import LOGGER
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 
 def _compiled() -> keras.Model:
@@ -56,6 +56,7 @@ def _union(size: int) -> tf.data.Dataset:
     return steps.apply(tf.data.experimental.assert_cardinality(max(map(len, shards))))
 
 
+@pytest.mark.ranks(3)
 def test_own_shards_of_unequal_length_end_together_and_use_each_sample_once() -> None:
     size = tnt.get_size()
     lengths = {len(_shard(rank, size)) for rank in range(size)}
@@ -77,6 +78,7 @@ def test_own_shards_of_unequal_length_end_together_and_use_each_sample_once() ->
     )
 
 
+@pytest.mark.ranks(3)
 def test_own_shards_of_unknown_length() -> None:
     size = tnt.get_size()
 
@@ -280,6 +282,7 @@ def test_batches_that_each_rank_augments_for_itself_give_no_warning(
         assert not _warnings(lambda dataset=dataset: model.fit(dataset, verbose=0), caplog)
 
 
+@pytest.mark.ranks(3)
 def test_one_dataset_for_training_validation_and_a_callback() -> None:
     x, y = classification_data()
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda *sample: sample).batch(4)

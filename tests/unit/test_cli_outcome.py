@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tarantella.cli.outcome import Outcome
@@ -33,8 +35,9 @@ def test_the_first_failure_is_the_cause() -> None:
     assert failure.status == 1
     assert outcome.message() == (
         "rank 1 on host node1 failed: ValueError: bad value (exit status 1); "
-        "the other ranks were ended."
+        f"the other ranks were ended ({failure.when})."
     )
+    assert abs(time.mktime(time.strptime(failure.when, "%Y-%m-%d %H:%M:%S")) - time.time()) < 3600
 
 
 @pytest.mark.parametrize(
@@ -50,11 +53,108 @@ def test_process_that_just_ended(ended: int, status: int, cause: str) -> None:
     assert "other ranks" not in outcome.message()
 
 
+@pytest.mark.parametrize(
+    ("news", "message"),
+    [
+        (  # MPICH gives it the status of the one that called MPI_Abort
+            [
+                Announcement(ENDED, 0, "node0", 1, status=7),
+                Announcement(FAILED, 1, "node1", 2, status=7, cause="it called MPI_Abort"),
+            ],
+            "rank 1 on host node1 failed: it called MPI_Abort",
+        ),
+        (  # what its victims say is not the cause
+            [
+                Announcement(ENDED, 1, "node1", 2, status=3),
+                Announcement(FAILED, 0, "node0", 1, status=15, cause="Fatal error in Allreduce"),
+            ],
+            "rank 1 on host node1 failed: it ended with exit status 3",
+        ),
+    ],
+)
+def test_rank_that_ends_without_a_word_before_another(
+    news: list[Announcement], message: str
+) -> None:
+    outcome = run_of(*news)
+    outcome.end(news[-1].status)
+    assert message in outcome.message()
+
+
+def test_status_that_nobody_explains() -> None:
+    outcome = run_of(Announcement(ENDED, 1, "node1", 2, status=3))
+    outcome.hear_early_end(5)
+    assert outcome.failure is None
+    outcome.forgive(-2)
+    outcome.hear_early_end(5)
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.status) == (1, 3)
+
+
 def test_rank_that_left_early_with_status_zero() -> None:
     outcome = run_of(Announcement(ENDED, 1, "node1", 2))
     failure = outcome.end(0)
     assert failure is not None
     assert (failure.rank, failure.status) == (1, 1)
+
+
+def test_rank_that_left_long_before_the_others() -> None:
+    outcome = run_of(Announcement(ENDED, 1, "node1", 2))
+    outcome.hear_early_end(60)
+    assert outcome.failure is None
+    outcome.hear_early_end(-1)
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+
+
+def test_rank_that_someone_else_has_ended() -> None:
+    outcome = run_of(Announcement(ENDED, 1, "node1", 2, status=-15, cause="it was asked to"))
+    outcome.hear_early_end(60)
+    assert outcome.failure is None
+    outcome.hear_early_end(-1)
+    assert "rank 1 on host node1 failed: it was killed by signal 15" in outcome.message()
+
+
+def test_ranks_that_all_leave_without_a_word() -> None:
+    outcome = run_of(Announcement(ENDED, 1, "node1", 2), Announcement(ENDED, 0, "node0", 1))
+    outcome.hear_early_end(-1)
+    assert outcome.end(0) is None
+
+
+def test_host_of_which_nothing_is_heard_any_more() -> None:
+    outcome = run_of(Announcement(ENDED, 0, "node0", 1))
+    outcome.hear_silence(60)
+    assert outcome.failure is None
+    outcome.hear_silence(-1)
+    assert "rank 1 on host node1 failed: nothing was heard" in outcome.message()
+
+
+def test_time_in_which_nobody_listened_does_not_count() -> None:
+    outcome = run_of(Announcement(ENDED, 0, "node0", 1))
+    outcome.forgive(100)
+    outcome.hear_silence(-50)
+    outcome.hear_early_end(-50)
+    assert outcome.failure is None
+
+
+def test_programs_that_are_no_scripts_end_when_they_like() -> None:
+    outcome = Outcome(2, scripts=False)
+    for rank in (0, 1):
+        outcome.hear(Announcement(STARTED, rank, "node", 100))
+    outcome.hear(Announcement(ENDED, 1, "node", 2))
+    outcome.hear_early_end(-1)
+    assert outcome.failure is None
+
+
+def test_launcher_that_had_to_be_killed_after_a_good_end() -> None:
+    outcome = run_of(Announcement(ENDED, 0, "node0", 1), Announcement(ENDED, 1, "node1", 2))
+    assert outcome.end(-9) is None
+
+
+def test_rank_that_does_not_start() -> None:
+    outcome = Outcome(2)
+    outcome.hear(Announcement(STARTED, 0, "node0", 1))
+    outcome.hear_no_start({0: "node0", 1: "node1"}, 60)
+    assert "rank 1 on host node1 failed: it did not start within 60 seconds" in outcome.message()
 
 
 def test_ranks_of_which_nothing_was_heard() -> None:

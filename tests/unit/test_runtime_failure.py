@@ -54,3 +54,22 @@ def test_the_cause_of_a_tensorflow_error_is_found_in_its_text() -> None:
     assert describe(RuntimeError(text)) == (
         "RuntimeError: Graph execution error: ValueError: my data are bad"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "Graph execution error:\n\nDetected at node y\n  File 'a.py', line 3\n\n"
+            "Cast string to float is not supported\n\t [[{{node y}}]] [Op:z]",
+            "Graph execution error: Cast string to float is not supported",
+        ),
+        (
+            "Exception encountered when calling Dense.call().\n\n\x1b[1mThree are too many\x1b[0m",
+            "Exception encountered when calling Dense.call(). Three are too many",
+        ),
+        ("Two are bad. One of them:\n\nIt is odd.\nList:", "Two are bad. One of them: It is odd."),
+    ],
+)
+def test_a_first_line_that_says_little_is_followed_by_the_cause(text: str, cause: str) -> None:
+    assert describe(RuntimeError(text)) == f"RuntimeError: {cause}"

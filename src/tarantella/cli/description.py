@@ -12,6 +12,11 @@ from tarantella.cli.plan import Plan, Rank
 def describe(plan: Plan, launch: Launch) -> str:
     """Hosts and ranks, the environment that is added, and a command line to paste into a shell."""
     lines: list[str] = []
+    if launch.allocation is not None:
+        lines += [
+            "The hosts were not asked: they are taken to be like this machine, with as many",
+            "GPUs as ranks where --n-per-node gives their number.",
+        ]
     for host in plan.hosts:
         lines.append(f"host {host.name}: {_count(len(host.cores), 'core')}, {_gpus(host)}")
         lines += [f"  rank {rank.number}: {_devices(rank, host)}" for rank in plan.ranks_of(host)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tarantella.cli.gpus import Gpu, find_gpus
-from tarantella.runtime.cores import core_limit, usable_cores
+from tarantella.runtime.cores import core_limit, parse_list, usable_cores
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,41 @@ class Host:
     core_limit: int | None = None
 
     @property
+    def domains(self) -> tuple[int, ...]:
+        """The numbers of the NUMA domains with cores for us."""
+        return tuple(number for number, cores in enumerate(self.sockets) if cores)
+
+    @property
     def cores(self) -> tuple[int, ...]:
         return tuple(core for cores in self.sockets for core in cores)
 
 
-def this_host() -> Host:
-    """The machine we are on."""
-    return Host(socket.gethostname(), find_sockets(usable_cores()), find_gpus(), core_limit())
+def this_host(environ: Mapping[str, str] = os.environ) -> Host:
+    """The machine we are on, as a process with this environment sees it."""
+    sockets = find_sockets(usable_cores())
+    return Host(socket.gethostname(), sockets, find_gpus(environ), core_limit())
+
+
+def assumed_hosts(names: Sequence[str], like: Host, gpus: int | None) -> list[Host]:
+    """Hosts that nobody has asked, taken to be like another one.
+
+    Args:
+        names: their names
+        like: what they are like
+        gpus: how many GPUs they have; None: as many
+    """
+    found = like.gpus if gpus is None else tuple([Gpu("not asked")] * gpus)
+    return [replace(like, name=name, gpus=found) for name in names]
+
+
+def host_from(description: dict[str, Any], name: str) -> Host:
+    """A host that another process has described by `asdict`."""
+    return Host(
+        name,
+        tuple(tuple(cores) for cores in description["sockets"]),
+        tuple(Gpu(**gpu) for gpu in description["gpus"]),
+        description["core_limit"],
+    )
 
 
 def find_sockets(
@@ -53,18 +84,8 @@ def find_sockets(
     return tuple(domains)
 
 
-def parse_list(text: str) -> list[int]:
-    """The numbers in a list like `0-3,8,10-11`, as Linux writes it."""
-    numbers: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal():
-            numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
 def format_list(numbers: tuple[int, ...]) -> str:
-    """The reverse: `0-3,8,10-11`."""
+    """A list like `0-3,8,10-11`, as Linux writes it."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

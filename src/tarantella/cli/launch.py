@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from tarantella.cli.mpi import Mpiexec
+from tarantella.cli.host import format_list
+from tarantella.cli.mpi import Mpiexec, Way
 from tarantella.cli.options import Options
-from tarantella.cli.plan import Plan
+from tarantella.cli.plan import Plan, Rank
+from tarantella.cli.processes import MARKS
+from tarantella.cli.schedulers import Allocation
 from tarantella.runtime import configuration as variables
 from tarantella.runtime import entry
 from tarantella.runtime.colons import escaped
@@ -23,13 +29,19 @@ class Launch:
     Attributes:
         command: the command line
         environment: the variables that are added to the environment for it, in order
-        ranks: how many ranks it starts
+        hosts: the host of each rank
+        script: what identifies the script that they run
+        allocation: the hosts that they run on; None: this machine only
+        runs_script: whether it is a script of Python
         quiet_tensorflow: hide what TensorFlow says on its way up, and would say on every rank
     """
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    ranks: int
+    hosts: tuple[str, ...]
+    script: str
+    allocation: Allocation | None = None
+    runs_script: bool = True
     quiet_tensorflow: bool = True
 
 
@@ -38,6 +50,7 @@ def make_launch(
     options: Options,
     mpiexec: Mpiexec,
     environ: Mapping[str, str],
+    way: Way,
     terminal: bool = False,
 ) -> Launch:
     """What starts the ranks of a plan from a process with this environment.
@@ -47,29 +60,40 @@ def make_launch(
         options: What the user has asked for.
         mpiexec: What starts them.
         environ: The environment of this process.
+        way: How they get to their hosts.
         terminal: Whether what they print is shown by a terminal.
     """
-    supervised = [sys.executable, "-I", "-S", entry.__file__, "supervisor"]
-    command = mpiexec.command(len(plan.ranks), supervised + escaped(_program(options)))
+    environment = mpiexec.environment(way, environ) | _environment(
+        plan, options, environ, way.interfaces, terminal
+    )
+    supervised = [sys.executable, "-I", "-S", entry.__file__, "runtime.supervisor"]
+    program = supervised + escaped(_program(options))
     user_decides = TENSORFLOW_LOG in environ or TENSORFLOW_LOG in dict(options.environment)
     return Launch(
-        tuple(command),
-        _environment(plan, options, environ, terminal),
-        len(plan.ranks),
+        tuple(mpiexec.command(way, [*{**environ, **environment}, *MARKS], program)),
+        environment,
+        tuple(rank.host for rank in plan.ranks),
+        script_of(options),
+        way.allocation,
+        runs_script=options.runs_script,
         quiet_tensorflow=not user_decides,
     )
 
 
 def _program(options: Options) -> list[str]:
     """The command line of one rank."""
-    if options.interpreter == ():
+    if not options.runs_script:
         return list(options.program)
     interpreter = options.interpreter or (sys.executable,)
-    return [*interpreter, entry.__file__, "script", *options.program]
+    return [*interpreter, entry.__file__, "runtime.script", *options.program]
 
 
 def _environment(
-    plan: Plan, options: Options, environ: Mapping[str, str], terminal: bool
+    plan: Plan,
+    options: Options,
+    environ: Mapping[str, str],
+    interfaces: Mapping[str, str],
+    terminal: bool,
 ) -> dict[str, str]:
     added: dict[str, str] = {}
     if terminal and variables.TERMINAL not in environ:
@@ -80,17 +104,47 @@ def _environment(
         added[variables.LOG_ON_ALL_DEVICES] = "true"
     if options.output_on_all_devices:
         added[variables.OUTPUT_ON_ALL_DEVICES] = "true"
+    if options.output_dir is not None:
+        added[variables.OUTPUT_DIR] = str(Path(options.output_dir).absolute())
     if options.fusion_threshold_kb is not None:
         added[variables.FUSION_THRESHOLD] = str(options.fusion_threshold_kb)
+    if options.timeline is not None:
+        added[variables.TIMELINE] = options.timeline
+    if options.stall_seconds is not None:
+        added[variables.STALL_TIMEOUT] = str(options.stall_seconds)
+    if options.grace_seconds is not None:
+        added[variables.GRACE_PERIOD] = str(options.grace_seconds)
     if plan.uses_gpus:
-        added[variables.GPUS] = ",".join(str(rank.gpu) for rank in plan.ranks)
+        added[variables.GPUS] = _by_rank(plan, lambda rank: str(rank.gpu), ",")
     else:
         added[variables.NO_GPU] = "true"
-    if len(plan.ranks) > 1:
-        added[variables.THREADS] = str(min(rank.threads for rank in plan.ranks))
+    if len(plan.ranks) > 1 and variables.THREADS not in environ:
+        added[variables.THREADS] = _by_rank(plan, lambda rank: str(rank.threads), ",")
+    shared = max(plan.counts.values()) > 1 and variables.CORES not in environ
+    if options.pin_to_socket or (shared and not plan.shares_cores):
+        added[variables.CORES] = _by_rank(plan, lambda rank: format_list(rank.cores), ":")
+    wanted = options.network_interface is not None
+    if interfaces and (wanted or variables.NETWORK_INTERFACE not in environ):
+        added[variables.NETWORK_INTERFACE] = _by_rank(plan, lambda rank: interfaces[rank.host], ",")
+    if options.pin_memory_to_socket:
+        added[variables.MEMORY] = _by_rank(plan, lambda rank: str(rank.domain), ",")
     if TENSORFLOW_LOG not in environ:
         added[TENSORFLOW_LOG] = "1"  # once is too often to be told how it was built
     for name, value in options.environment:
         added.pop(name, None)  # the order is that of the command line, and the last one counts
         added[name] = value
     return added
+
+
+def _by_rank(plan: Plan, value: Callable[[Rank], str], separator: str) -> str:
+    """Values of all ranks; fewer where they repeat from host to host, or are all the same."""
+    values = plan.by_rank({rank.number: value(rank) for rank in plan.ranks})
+    return separator.join(values if len(set(values)) > 1 else values[:1])
+
+
+def script_of(options: Options) -> str:
+    """What identifies the script of a run, or the program where there is no script."""
+    name = options.program[0]
+    if not options.runs_script:
+        name = shutil.which(name) or name
+    return os.path.realpath(name)

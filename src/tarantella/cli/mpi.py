@@ -3,51 +3,201 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tarantella.cli.processes import MARKS
+from tarantella.cli.schedulers import Allocation, Ssh
 from tarantella.errors import InputError
+from tarantella.runtime import configuration as variables
+from tarantella.runtime import entry
+from tarantella.runtime.announce import ONE_BY_ONE, RUN_ID
+from tarantella.runtime.launcher import RANK_PROCESS
+
+# The names of the libraries, in the order in which mpi4py tries them: MPICH and those that are
+# compatible with it, as Intel MPI; Open MPI.
+_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi.12.dylib", "libmpi.40.dylib")
+_MPICH, _OPEN_MPI = r"\.12\b", r"\.40\b"
+# Under this name it is there even if another MPI has the name mpiexec.
+_OPEN_MPI_BESIDE = "ompirun_wrapper"
 
 # Variables that describe the run we are in ourselves, if any, and would confuse the new one.
-_OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL", "TNT_RANK_PROCESS")
+_OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL")
+# The same of a run of ours: what marks it, and what its command has planned for its ranks.
+_OURS = (*MARKS, RANK_PROCESS, ONE_BY_ONE)
+_PLANNED = (
+    variables.GPUS,
+    variables.THREADS,
+    variables.CORES,
+    variables.MEMORY,
+    variables.NETWORK_INTERFACE,
+    variables.TERMINAL,
+    variables.OUTPUT_DIR,
+    "HYDRA_LAUNCHER_EXTRA_ARGS",
+)
 
 
 @dataclass(frozen=True)
-class Mpiexec:
+class Way:
+    """How the ranks get to the hosts.
+
+    Attributes:
+        allocation: the hosts, and what starts something there; None: this machine only
+        counts: how many ranks there are on each host
+        interfaces: the network interface of each host that its ranks communicate by; none where
+            that is left to the MPI library
+        interface: the one of this machine, if it matters
+        address: the address that this machine has for the others, if it is known
+    """
+
+    allocation: Allocation | None
+    counts: Mapping[str, int]
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    interface: str | None = None
+    address: str = ""
+
+    @property
+    def hosts(self) -> str:
+        """The hosts and their numbers of ranks, as every launcher reads them."""
+        return ",".join(f"{host}:{count}" for host, count in self.counts.items())
+
+
+@dataclass(frozen=True)
+class Mpiexec(ABC):
     """A launcher of one MPI implementation.
 
     Attributes:
         path: where it is
-        local: its options for ranks on this machine only, wherever a scheduler has put us, and
-            with all of its cores open to each of them
     """
 
     path: Path
-    local: tuple[str, ...]
 
-    def command(self, ranks: int, program: list[str]) -> list[str]:
-        return [str(self.path), *self.local, "-n", str(ranks), *program]
+    def command(self, way: Way, variables: Iterable[str], program: list[str]) -> list[str]:
+        """The command line that starts a program on all ranks.
+
+        Args:
+            way: the hosts
+            variables: the names of the variables that the ranks must have
+            program: what runs there
+        """
+        ranks = ["-n", str(sum(way.counts.values()))]
+        return [str(self.path), *self.options(way, variables), *ranks, *program]
+
+    @abstractmethod
+    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+        """Its options for ranks on these hosts and no others, wherever a scheduler has put us, host
+        by host, and with all cores of a host open to each of its ranks."""
+
+    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that it, or its library, needs in addition."""
+        return {}
 
 
-def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Path:
-    """The mpiexec beside the library that mpi4py loads, looked for in the same order."""
-    for folder in _library_folders(environ):
-        mpiexec = folder.parent / "bin" / "mpiexec"
-        if any(folder.glob("libmpi.*")) and os.access(mpiexec, os.X_OK):
-            return mpiexec
-    found = shutil.which("mpiexec", path=environ.get("PATH"))
-    if found is None:
+class Hydra(Mpiexec):
+    """That of MPICH. It passes on all variables."""
+
+    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+        if way.allocation is None:
+            return ["-rmk", "user", "-launcher", "fork"]
+        # Without an address, hosts have to know this machine by the name it has for itself.
+        back = self._way_back(way)
+        launcher = way.allocation.launcher
+        return ["-rmk", "user", "-launcher", launcher, *back, "-hosts", way.hosts]
+
+    def _way_back(self, way: Way) -> list[str]:
+        return ["-localhost", way.address] if way.address else []
+
+
+class IntelHydra(Hydra):
+    """That of Intel MPI, which comes from MPICH's."""
+
+    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+        # Cores are shared out by us, and whoever is killed at once cannot tell why. The others are
+        # its names for what MPICH's reads.
+        names = {"EXEC": "HYDRA_LAUNCHER_EXEC", "EXEC_EXTRA_ARGS": "HYDRA_LAUNCHER_EXTRA_ARGS"}
+        added = {"I_MPI_PIN": "0", "I_MPI_JOB_ABORT_SIGNAL": "15", ONE_BY_ONE: "true"}
+        return added | {
+            f"I_MPI_HYDRA_BOOTSTRAP_{own}": environ[name]
+            for own, name in names.items()
+            if environ.get(name) and f"I_MPI_HYDRA_BOOTSTRAP_{own}" not in environ
+        }
+
+    def _way_back(self, way: Way) -> list[str]:
+        return ["-iface", way.interface] if way.interface else []
+
+
+class OpenMpi(Mpiexec):
+    """That of Open MPI. It passes on the variables that are named."""
+
+    # Those are for a host to know by itself, or for Open MPI.
+    _not_passed_on = re.compile(r"(OMPI|OPAL|PMIX|PRTE|SSH)_.*|HOSTNAME|PWD")
+
+    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+        # What ranks print comes at once, not line by line.
+        options = ["--oversubscribe", "--bind-to", "none", "--stream-buffering", "0"]
+        if os.geteuid() == 0:
+            options.append("--allow-run-as-root")
+        if way.allocation is None:
+            return options
+        names = [name for name in variables if not self._not_passed_on.fullmatch(name)]
+        passed_on = [word for name in names for word in ("-x", name)]
+        return [*options, "--map-by", "slot", "--host", way.hosts, *passed_on]
+
+    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+        library = str(self.path.parent.parent / "lib")
+        paths = [path for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+        added = {
+            # Where a scheduler has put us, it would start ranks as that has in mind. The names
+            # before and after version 5.
+            "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine",
+            "OMPI_MCA_plm": "rsh",
+            "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
+            "PRTE_MCA_plm": "ssh",
+            **_agent(way.allocation, environ),
+            ONE_BY_ONE: "true",
+            "LD_LIBRARY_PATH": ":".join([*(path for path in paths if path != library), library]),
+            **prefix_of(self.path),
+        }
+        if way.allocation is not None and way.interface:
+            added |= {"PRTE_MCA_prte_if_include": way.interface}
+            added |= {"OMPI_MCA_oob_tcp_if_include": way.interface}
+        return added
+
+
+class AnyMpiexec(Mpiexec):
+    """One that we do not know: it has to find the hosts by itself."""
+
+    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+        if way.allocation is not None:
+            raise InputError(
+                f"Tarantella does not know the launcher {self.path}, and how to start ranks on "
+                "several hosts with it: use that of MPICH, Intel MPI or Open MPI, or start the "
+                "ranks yourself, as in `mpiexec -n 4 python script.py`."
+            )
+        return []
+
+
+def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Mpiexec:
+    """The launcher of the library that mpi4py loads, looked for in the same order."""
+    for folder, soname in _libraries(environ):
+        found = _launcher_of(folder.parent / "bin", soname)
+        if found is not None:
+            return found
+    path = shutil.which("mpiexec", path=environ.get("PATH"))
+    if path is None:
         raise InputError(
             "There is no mpiexec to start the ranks with: install an MPI library into this Python "
             "environment, for example with `pip install mpich`, or put that of your cluster on "
             "the PATH."
         )
-    return Path(found)
+    return describe_mpiexec(Path(path))
 
 
 def describe_mpiexec(path: Path) -> Mpiexec:
@@ -55,6 +205,7 @@ def describe_mpiexec(path: Path) -> Mpiexec:
     try:
         answer = subprocess.run(
             [path, "--version"],
+            env={**os.environ, **prefix_of(path)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -63,25 +214,71 @@ def describe_mpiexec(path: Path) -> Mpiexec:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"The launcher {path} does not work: {error}.") from None
     text = answer.stdout + answer.stderr
-    if "HYDRA" in text or "Intel(R) MPI" in text:
-        return Mpiexec(path, ("-rmk", "user", "-launcher", "fork"))
+    if "Intel(R) MPI" in text:
+        return IntelHydra(path)
+    if "HYDRA" in text:
+        return Hydra(path)
     if "Open MPI" in text or "OpenRTE" in text:
-        return Mpiexec(path, ("--oversubscribe", "--bind-to", "none"))
-    return Mpiexec(path, ())
+        return OpenMpi(path)
+    return AnyMpiexec(path)
+
+
+def _launcher_of(folder: Path, soname: str) -> Mpiexec | None:
+    """The launcher in a folder for a library; several MPIs may be installed side by side there."""
+    of_mpich, of_open_mpi = (re.search(number, soname) for number in (_MPICH, _OPEN_MPI))
+    for path in (folder / name for name in ("mpiexec.hydra", "mpiexec", _OPEN_MPI_BESIDE)):
+        if os.access(path, os.X_OK):
+            found = describe_mpiexec(path)
+            if not (of_mpich if isinstance(found, OpenMpi) else of_open_mpi):
+                return found
+    return None
 
 
 def environment_without_run(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, without what an MPI run that we are part of has put there."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OF_ANOTHER_RUN)}
+    """The environment, without what a run that we are part of has put there."""
+    ours = (*_OURS, *_PLANNED) if RUN_ID in environ else _OURS
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OF_ANOTHER_RUN) and name not in ours
+    }
 
 
-def _library_folders(environ: Mapping[str, str]) -> list[Path]:
+def prefix_of(path: Path) -> dict[str, str]:
+    """Tells Open MPI where it is, where its launcher cannot find out by itself."""
+    return {"OPAL_PREFIX": str(path.parent.parent)} if path.name == _OPEN_MPI_BESIDE else {}
+
+
+def _agent(allocation: Allocation | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tells Open MPI what to reach hosts with, if the user has not. The names as above."""
+    if allocation is None:
+        return {}
+    if isinstance(allocation, Ssh):
+        agent = [allocation.program, *allocation.launcher_options]
+        added = {}
+    else:
+        agent = [sys.executable, "-I", "-S", entry.__file__, "cli.agent"]
+        # A scheduler ends what goes on in the background there.
+        stay = ("OMPI_MCA_orte_leave_session_attached", "PRTE_MCA_prte_leave_session_attached")
+        added = dict.fromkeys(stay, "1")
+    names = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+    return added | {name: " ".join(agent) for name in names if name not in environ}
+
+
+def _libraries(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Where the libraries are that mpi4py would try to load, and under which names."""
     chosen = environ.get("MPI4PY_LIBMPI")
-    if chosen:
+    if chosen and not Path(chosen).is_dir():
         path = Path(chosen)
-        return [path if path.is_dir() else path.parent]
+        return [(path.parent, path.resolve().name if path.suffix == ".so" else path.name)]
     prefixes = [sys.exec_prefix]
     if site.ENABLE_USER_SITE and site.USER_BASE:
         prefixes.append(site.USER_BASE)
     prefixes.append(sys.base_exec_prefix)
-    return [Path(prefix, "lib") for prefix in prefixes if prefix != "/usr"]
+    folders = [Path(prefix, "lib") for prefix in prefixes if prefix != "/usr"]
+    return [
+        (folder, soname)
+        for folder in ([Path(chosen)] if chosen else folders)
+        for soname in _SONAMES
+        if (folder / soname).exists()
+    ]

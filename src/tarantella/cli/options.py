@@ -20,7 +20,8 @@ from tarantella.runtime.configuration import LOG_LEVELS
 MOST_RANKS = 1024
 USAGE = "tarantella [options] -- script.py [script args]"
 _EPILOG = """\
-Without options, one rank is started on each GPU of this machine.
+Without options, one rank is started on each GPU of this machine, or of each host that a scheduler
+(Slurm, PBS, LSF) has given to the job.
 Ctrl+C ends all ranks. The exit status is 0 only if every rank ended well.
 """
 
@@ -31,27 +32,58 @@ class Options:
 
     Attributes:
         program: the script and its arguments
-        ranks: how many ranks
+        ranks: how many ranks on this machine
+        hostfile: the file that names the hosts
+        ranks_per_host: how many ranks on each host
         no_gpu: use the CPU
         log_level: the least important of the library's messages to be shown
         log_on_all_devices: messages of every rank
         output_on_all_devices: progress and callback output of every rank
+        output_dir: the folder for all that each rank prints
         fusion_threshold_kb: tensor fusion threshold
+        timeline: the file for a trace of what each rank does when
+        stall_seconds: how long a rank waits for others until there is a warning
+        grace_seconds: how long ranks may take to end after SIGTERM
+        max_restarts: how often a run that has failed is started again
+        allow_fewer_hosts: leave out hosts that do not answer any more then
         environment: variables for every rank, in the order given
         interpreter: what runs the script, and its arguments; empty: the program runs by itself
+        pin_to_socket: bind each rank to a NUMA domain
+        pin_memory_to_socket: bind its memory, too
+        network_interface: the interface that ranks of several hosts communicate by
+        cleanup: end the runs of the script
+        force: kill them
         dry_run: only say what would be run
     """
 
     program: tuple[str, ...]
     ranks: int | None = None
+    hostfile: str | None = None
+    ranks_per_host: int | None = None
     no_gpu: bool = False
     log_level: str | None = None
     log_on_all_devices: bool = False
     output_on_all_devices: bool = False
+    output_dir: str | None = None
     fusion_threshold_kb: int | None = None
+    timeline: str | None = None
+    stall_seconds: int | None = None
+    grace_seconds: int | None = None
+    max_restarts: int = 0
+    allow_fewer_hosts: bool = False
     environment: tuple[tuple[str, str], ...] = ()
     interpreter: tuple[str, ...] | None = None
+    pin_to_socket: bool = False
+    pin_memory_to_socket: bool = False
+    network_interface: str | None = None
+    cleanup: bool = False
+    force: bool = False
     dry_run: bool = False
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the program is a script for an interpreter."""
+        return self.interpreter != ()
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -64,15 +96,29 @@ def parse(arguments: Sequence[str]) -> Options:
     options = Options(
         program=tuple(program),
         ranks=found.n,
+        hostfile=found.hostfile,
+        ranks_per_host=found.n_per_node,
         no_gpu=found.no_gpu,
         log_level=found.log_level,
         log_on_all_devices=found.log_on_all_devices,
         output_on_all_devices=found.output_on_all_devices,
+        output_dir=found.output_dir,
         fusion_threshold_kb=found.fusion_threshold,
+        timeline=found.timeline,
+        stall_seconds=found.stall_timeout,
+        grace_seconds=found.grace_period,
+        max_restarts=found.max_restarts,
+        allow_fewer_hosts=found.allow_fewer_hosts,
         environment=tuple(found.x),
         interpreter=found.python_interpreter,
+        pin_to_socket=found.pin_to_socket or found.pin_memory_to_socket,
+        pin_memory_to_socket=found.pin_memory_to_socket,
+        network_interface=found.network_interface,
+        cleanup=found.cleanup,
+        force=found.force,
         dry_run=found.dry_run,
     )
+    _check_together(options)
     _check_program(options)
     return options
 
@@ -103,7 +149,15 @@ def _parser() -> _Parser:
         add_help=False,
     )
     add = parser.offer
-    add("-n", metavar="N", type=_ranks, help="number of ranks on this machine")
+    add("-n", metavar="N", type=_ranks, help="number of ranks, all on this machine")
+    add("--hostfile", metavar="FILE", help="file with the names of the hosts, one a line")
+    add(
+        "--n-per-node",
+        "--devices-per-node",
+        metavar="N",
+        type=_ranks,
+        help="number of ranks on each host",
+    )
     add("--no-gpu", "--no-gpus", action="store_true", help="use the CPU, even if there are GPUs")
     add(
         "--log-level",
@@ -119,7 +173,13 @@ def _parser() -> _Parser:
     add(
         "--output-on-all-devices",
         action="store_true",
-        help="show progress and callback output of every rank",
+        help="show what every rank prints, marked with its rank, not only the master rank",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        type=_file,
+        help="keep all that each rank prints, in a file a rank",
     )
     add(
         "-x",
@@ -137,12 +197,60 @@ def _parser() -> _Parser:
         help="gradients up to this size are sent together; 0 sends each alone",
     )
     add(
+        "--timeline",
+        metavar="FILE",
+        type=_file,
+        help="write down what each rank does when, for Perfetto or chrome://tracing",
+    )
+    add(
+        "--stall-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="warn if ranks wait for others for so long, and end the run after ten times that; "
+        "0 waits for ever (60)",
+    )
+    add(
+        "--grace-period",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long ranks that save something when SIGTERM comes may take for it (30)",
+    )
+    add(
+        "--max-restarts",
+        metavar="N",
+        type=_restarts,
+        default=0,
+        help="start the run again if it fails, at most N times",
+    )
+    add(
+        "--allow-fewer-hosts",
+        action="store_true",
+        help="with --max-restarts: go on without hosts that cannot take part any more",
+    )
+    add(
         "--python-interpreter",
         metavar="CMD",
         type=_interpreter,
         help="another interpreter, or a tool in front of one; "
         "an empty string runs the program as it is",
     )
+    add(
+        "--pin-to-socket",
+        action="store_true",
+        help="bind each rank to the cores of one NUMA domain",
+    )
+    add(
+        "--pin-memory-to-socket",
+        action="store_true",
+        help="the same, and bind its memory to the domain as well",
+    )
+    add(
+        "--network-interface",
+        metavar="NAME",
+        help="network interface for the ranks, such as ib0; chosen by itself otherwise",
+    )
+    add("--cleanup", action="store_true", help="end the running processes of this script")
+    add("--force", action="store_true", help="with --cleanup: kill them, and at once")
     add("--dry-run", action="store_true", help="say what would be run, and run nothing")
     add("--version", action="version", version=f"tarantella {_version()}")
     add("-h", "--help", action="help", help="show this help")
@@ -180,24 +288,44 @@ def _unknown_option(parser: _Parser, word: str) -> str:
     return f"{word} is not an option of tarantella.{hint}"
 
 
+def _check_together(options: Options) -> None:
+    """Options that exclude, or need, each other."""
+    if options.ranks is not None and options.hostfile is not None:
+        raise InputError(
+            "-n starts ranks on this machine only: leave it out with --hostfile, and use "
+            "--n-per-node to say how many ranks there are on each host."
+        )
+    if options.ranks is not None and options.ranks_per_host is not None:
+        raise InputError("-n and --n-per-node exclude each other: use one of them.")
+    if options.cleanup and options.dry_run:
+        raise InputError("--cleanup ends processes, and --dry-run does nothing: use one of them.")
+    if options.allow_fewer_hosts and not options.max_restarts:
+        raise InputError(
+            "--allow-fewer-hosts belongs to --max-restarts: leave it out, or use both."
+        )
+    if options.force and not options.cleanup:
+        raise InputError("--force belongs to --cleanup: leave it out, or use both.")
+
+
 def _check_program(options: Options) -> None:
     if not options.program:
         raise InputError(f"There is no script to run: {USAGE}")
+    if options.cleanup:  # the script may be gone meanwhile
+        return
     name = options.program[0]
-    if options.interpreter == ():
+    if not options.runs_script:
         if shutil.which(name) is None:
             raise InputError(
                 f"{name} is no program that can be run: name one that is on the PATH, "
                 "or the path of an executable file."
             )
         return
-    script = Path(name)
-    if script.is_dir():
-        raise InputError(f"{name} is a directory: give the path of a Python script.")
     try:
-        script.open("rb").close()
+        Path(name).open("rb").close()
     except FileNotFoundError:
         raise InputError(f"There is no script {name}: check its path.") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a directory: give the path of a Python script.") from None
     except OSError as error:
         raise InputError(f"The script {name} cannot be read: {error.strerror}.") from None
 
@@ -211,6 +339,20 @@ def _ranks(text: str) -> int:
 
 def _kilobytes(text: str) -> int:
     return _whole_number(text, 0, "a whole number of kilobytes, 0 or more")
+
+
+def _seconds(text: str) -> int:
+    return _whole_number(text, 0, "a whole number of seconds, 0 or more")
+
+
+def _restarts(text: str) -> int:
+    return _whole_number(text, 0, "a whole number, 0 or more")
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
 
 
 def _whole_number(text: str, smallest: int, expected: str) -> int:

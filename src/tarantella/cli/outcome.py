@@ -4,9 +4,43 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from tarantella.runtime.announce import ENDED, FAILED, FINISHED, STARTED, Announcement
+from tarantella.runtime.announce import (
+    ENDED,
+    FAILED,
+    FINISHED,
+    PRINTED_LAST,
+    STARTED,
+    Announcement,
+)
+
+_MPICH_ABORT = re.compile(rb"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+)")
+_OPEN_MPI_ABORT = re.compile(
+    rb"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator MPI_COMM_WORLD\s"
+    rb".*?errorcode:? (?P<code>-?\d+)",
+    re.DOTALL | re.IGNORECASE,
+)
+_HYDRA_KILLED = re.compile(
+    rb"RUNNING AT (?P<host>\S+)\s*=\s*(?:EXIT CODE|KILLED BY SIGNAL): (?P<signal>\d+)"
+)
+_OPEN_MPI_KILLED = re.compile(
+    rb"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
+    rb"\s+signal (?P<signal>\d+)"
+)
+_LIKELY = {
+    "SIGKILL": "perhaps because memory ran out",
+    "SIGSEGV": "a crash in compiled code",
+    "SIGBUS": "perhaps because /dev/shm or a disk is full",
+    "SIGABRT": "a library has given up; it may have said why",
+    "SIGILL": "perhaps compiled for another processor",
+    "SIGFPE": "a crash in compiled code",
+    "SIGTERM": "asked to end, perhaps by a scheduler at a time limit",
+    "SIGXCPU": "the limit on CPU time is reached",
+}
+_TIME_TO_EXPLAIN = 1.0  # seconds for a rank to say that it ended the others, once one has ended
 
 
 @dataclass(frozen=True)
@@ -18,12 +52,14 @@ class Failure:
         host: its host, empty if it was no rank that failed
         cause: what happened, in one line
         status: the exit status for the command
+        when: the time of day
     """
 
     rank: int | None
     host: str
     cause: str
     status: int
+    when: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"), compare=False)
 
 
 class Outcome:
@@ -31,15 +67,28 @@ class Outcome:
 
     Args:
         ranks: how many there are
+        scripts: whether they run scripts of Python, and say when these have come to their end
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, scripts: bool = True) -> None:
         self._ranks = ranks
+        self._scripts = scripts
         self._hosts: dict[int, str] = {}
+        self._heard: dict[int, float] = {}
+        self._last_words: dict[int, list[Announcement]] = {}
         self._finished: set[int] = set()
         self._ended: set[int] = set()
+        self._left: dict[int, float] = {}
+        self._consequences: dict[int, Failure] = {}
+        self._unexplained: dict[int, tuple[float, Failure]] = {}
         self._killed: Failure | None = None
+        self._hint = ""
         self.failure: Failure | None = None
+        self.launchers: dict[str, list[str]] = {}  # the launcher's processes on each host
+
+    @property
+    def all_started(self) -> bool:
+        return len(self._hosts) == self._ranks
 
     @property
     def all_ended(self) -> bool:
@@ -47,52 +96,138 @@ class Outcome:
 
     def hear(self, news: Announcement) -> None:
         """Take note of what a rank announces."""
+        self._heard[news.rank] = time.monotonic()
         if news.kind == STARTED:
             self._hosts[news.rank] = news.host
+            if news.launcher not in (known := self.launchers.setdefault(news.host, [])):
+                known.append(news.launcher)
+        elif news.kind == PRINTED_LAST:
+            self._last_words.setdefault(news.rank, []).append(news)
         elif news.kind == FINISHED:
             self._finished.add(news.rank)
         elif news.kind == FAILED:
             cause = f"{news.cause} (exit status {news.status})"
-            self._fail(Failure(news.rank, news.host, cause, news.status))
+            self._fail_after(Failure(news.rank, news.host, cause, news.status))
         elif news.kind == ENDED:
             self._ended.add(news.rank)
+            if self._scripts and news.status == 0 and news.rank not in self._finished:
+                self._left[news.rank] = time.monotonic()
             if news.status != 0:
                 cause, status = describe_end(news.status)
-                self._fail(Failure(news.rank, news.host, cause, status))
+                failure = Failure(news.rank, news.host, cause, status)
+                if news.cause:
+                    self._consequences[news.rank] = failure
+                    self._left.setdefault(news.rank, time.monotonic())
+                elif news.status > 0:
+                    # MPICH ends the other ranks with the status of one that called MPI_Abort,
+                    # and they may be heard before it.
+                    self._unexplained[news.rank] = time.monotonic(), failure
+                else:
+                    self._fail_after(failure)
 
-    def hear_abort(self, line: bytes) -> None:
-        """Take note of a rank's own call of MPI_Abort, from the line that MPICH prints."""
-        match = re.search(rb"Abort\((-?\d+)\) on node (\d+)", line)
+    def forgive(self, seconds: float) -> None:
+        """Nobody has listened for so long: what did not come in that time, was not missing."""
+        for times in (self._heard, self._left):
+            times.update((rank, since + seconds) for rank, since in times.items())
+        self._unexplained = {
+            rank: (since + seconds, failure) for rank, (since, failure) in self._unexplained.items()
+        }
+
+    def hear_silence(self, seconds: float) -> None:
+        """Take note of ranks that have not been heard for so long: their host must be gone."""
+        now = time.monotonic()
+        for rank, host in self._hosts.items():
+            if rank not in self._ended and now - self._heard[rank] > seconds:
+                cause = f"nothing was heard from the host for {now - self._heard[rank]:.0f} seconds"
+                self._fail(Failure(rank, host, cause, 1))
+
+    def hear_early_end(self, seconds: float) -> None:
+        """Take note of a rank that left so long before others that need it: by os._exit(0), or
+        because someone else than this command has asked it to end; and of one that ended with a
+        status which nobody has explained."""
+        now = time.monotonic()
+        for since, failure in self._unexplained.values():
+            if now - since > _TIME_TO_EXPLAIN:
+                self._fail(failure)
+        for rank, since in self._left.items():
+            if not self.all_ended and now - since > seconds:
+                self._fail(self._early_end(rank))
+
+    def _early_end(self, rank: int) -> Failure:
+        if rank in self._consequences:
+            return self._consequences[rank]
+        cause = "it left before its script had come to the end"
+        return Failure(rank, self._hosts.get(rank, "?"), cause, 1)
+
+    def hear_stall(self, failure: Failure) -> None:
+        """Take note that ranks have waited for others for too long."""
+        self._fail(failure)
+
+    def hear_no_start(self, host_of: Mapping[int, str], seconds: float) -> None:
+        """Take note that not all ranks have started after so long."""
+        missing = [rank for rank in host_of if rank not in self._hosts]
+        if missing and self.failure is None:
+            cause = (
+                f"it did not start within {seconds:.0f} seconds; look whether programs on this "
+                "host can connect to the one that the command runs on, or a firewall is between"
+            )
+            self._fail(Failure(missing[0], host_of[missing[0]], cause, 1))
+
+    def last_words(self) -> list[Announcement]:
+        """What the rank that failed has printed last, if that was not shown."""
+        rank = None if self.failure is None else self.failure.rank
+        return [] if rank is None else self._last_words.pop(rank, [])
+
+    def hear_abort(self, text: bytes) -> None:
+        """Take note of a rank's own call of MPI_Abort, from what MPICH or Open MPI prints."""
+        match = _MPICH_ABORT.search(text) or _OPEN_MPI_ABORT.search(text)
         if match:
-            code, rank = int(match[1]), int(match[2])
+            code, rank = int(match["code"]), int(match["rank"])
             cause = f"it called MPI_Abort (exit status {code})"
             self._fail(Failure(rank, self._hosts.get(rank, "?"), cause, code & 0xFF or 1))
 
     def hear_bad_termination(self, banner: bytes) -> None:
-        """Take note of a killed supervisor, from what hydra prints about it.
+        """Take note of a killed supervisor, from what the launcher prints about it.
 
         Hydra may name one of the others there, which it has killed itself in consequence.
         """
-        match = re.search(rb"RUNNING AT (\S+)\s*=\s*EXIT CODE: (\d+)", banner)
+        match = _HYDRA_KILLED.search(banner) or _OPEN_MPI_KILLED.search(banner)
         if match:
-            cause, status = describe_end(-int(match[2]))
-            self._killed = Failure(None, match[1].decode(errors="replace"), cause, status)
+            cause, status = describe_end(-int(match["signal"]))
+            rank = int(match["rank"]) if "rank" in match.re.groupindex else None
+            self._killed = Failure(rank, match["host"].decode(errors="replace"), cause, status)
+
+    def hear_launcher(self, line: bytes) -> None:
+        """Take note of what the launcher says of itself."""
+        if b"no port to bind" in line:
+            self._hint = (
+                "no port is free in the range that a variable like MPIEXEC_PORT_RANGE or "
+                "MPICH_PORT_RANGE names: widen it, or unset it"
+            )
+        elif b"check for firewalls" in line:
+            self._hint = "a host cannot connect to this machine: look for a firewall between them"
 
     def end(self, status: int) -> Failure | None:
         """What the run came to, given the status of mpiexec; None if every rank ended well."""
+        for _, failure in self._unexplained.values():
+            self._fail(failure)
         if self.failure is not None:
             return self.failure
         missing = sorted(set(range(self._ranks)) - self._ended)
-        left = sorted(self._ended - self._finished)
-        if missing and left:
+        if not missing and not self._consequences:
+            return None  # whatever the launcher thinks of it
+        left = sorted(self._left.keys() - self._consequences.keys())
+        if left:
             # One left by os._exit(0), and the launcher ended the others, who still needed it.
-            cause = "it left before its script had come to the end"
-            self._fail(Failure(left[0], self._hosts.get(left[0], "?"), cause, 1))
+            self._fail(self._early_end(left[0]))
         elif self._killed is not None:
             self._fail(self._killed)
+        elif self._consequences:
+            self._fail(next(iter(self._consequences.values())))
         elif status != 0:
-            cause, status = describe_end(status)
-            self._fail(Failure(None, "", f"mpiexec: {cause}", status))
+            end, status = describe_end(status)
+            cause = f"{self._hint or 'mpiexec ended all ranks, or did not start them'}; {end}"
+            self._fail(Failure(None, "", cause, status))
         elif missing:
             self._fail(Failure(missing[0], self._hosts.get(missing[0], "?"), "it disappeared", 1))
         return self.failure
@@ -100,11 +235,19 @@ class Outcome:
     def message(self) -> str:
         """The failure in one sentence."""
         assert self.failure is not None
+        when = f"({self.failure.when})"
         if not self.failure.host:
-            return f"the run failed: {self.failure.cause}."
+            return f"the run failed: {self.failure.cause} {when}."
         others = "; the other ranks were ended" if self._ranks > 1 else ""
         who = "a rank" if self.failure.rank is None else f"rank {self.failure.rank}"
-        return f"{who} on host {self.failure.host} failed: {self.failure.cause}{others}."
+        return f"{who} on host {self.failure.host} failed: {self.failure.cause}{others} {when}."
+
+    def _fail_after(self, failure: Failure) -> None:
+        """A rank has failed, after another one, maybe, which did not say why."""
+        for rank, (_, before) in self._unexplained.items():
+            if rank != failure.rank and before.status != failure.status:
+                self._fail(before)
+        self._fail(failure)
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:
@@ -123,5 +266,5 @@ def describe_end(status: int) -> tuple[str, int]:
         name = signal.Signals(-status).name
     except ValueError:
         name = "unknown"
-    hint = ", perhaps because memory ran out" if name == "SIGKILL" else ""
-    return f"it was killed by signal {-status} ({name}{hint})", 128 - status
+    likely = f": {_LIKELY[name]}" if name in _LIKELY else ""
+    return f"it was killed by signal {-status} ({name}{likely})", 128 - status

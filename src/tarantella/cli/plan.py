@@ -6,11 +6,12 @@ planned for, and tested, on any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tarantella.cli.host import Host
 from tarantella.cli.options import Options
+from tarantella.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Rank:
         local_rank: its number on that host
         gpu: its GPU, counted among those that are visible; None: it computes on the CPU
         cores: the cores set aside for it
+        domain: the NUMA domain that its memory is bound to; None: it is not
         threads: how many threads it computes with
     """
 
@@ -32,6 +34,7 @@ class Rank:
     gpu: int | None
     cores: tuple[int, ...]
     threads: int
+    domain: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,24 @@ class Plan:
     def uses_gpus(self) -> bool:
         return any(rank.gpu is not None for rank in self.ranks)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many ranks there are on each host."""
+        return {host.name: len(self.ranks_of(host)) for host in self.hosts}
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some ranks have to share cores, as there are more of them."""
+        owned = [(rank.host, core) for rank in self.ranks for core in rank.cores]
+        return len(set(owned)) < len(owned)
+
+    def by_rank(self, values: Mapping[int, str]) -> list[str]:
+        """Values of all ranks, in order; those of one host if they are the same on all."""
+        lists = [[values[rank.number] for rank in self.ranks_of(host)] for host in self.hosts]
+        if all(each == lists[0] for each in lists):
+            return lists[0]
+        return [value for each in lists for value in each]
+
     def ranks_of(self, host: Host) -> tuple[Rank, ...]:
         return tuple(rank for rank in self.ranks if rank.host == host.name)
 
@@ -55,33 +76,48 @@ def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
 
     All hosts use their GPUs, or none does: a run is as fast as its slowest rank.
     """
-    warnings: list[str] = []
-    counts = [options.ranks or (0 if options.no_gpu else len(host.gpus)) for host in hosts]
-    use_gpus = not options.no_gpu
-    if use_gpus:
+    asked = options.ranks or options.ranks_per_host
+    counts = [asked or (0 if options.no_gpu else len(host.gpus)) for host in hosts]
+    lacking: dict[tuple[int, int], list[str]] = {}
+    if not options.no_gpu:
         for host, count in zip(hosts, counts, strict=True):
             if not host.gpus or len(host.gpus) < count:
-                use_gpus = False
-                warnings.append(_too_few_gpus(host, count))
+                lacking.setdefault((len(host.gpus), count), []).append(host.name)
+    use_gpus = not options.no_gpu and not lacking
+    warnings = [_too_few_gpus(names, *numbers) for numbers, names in lacking.items()]
+    if lacking and sum(map(len, lacking.values())) < len(hosts):
+        warnings.append("All other hosts use the CPU, too: a run is as fast as its slowest rank.")
     ranks: list[Rank] = []
     for host, count in zip(hosts, counts, strict=True):
-        ranks += _ranks_of_host(host, count or 1, use_gpus, first=len(ranks))
+        ranks += _ranks_of_host(host, count or 1, use_gpus, len(ranks), options)
     return Plan(tuple(hosts), tuple(ranks), tuple(warnings))
 
 
-def _too_few_gpus(host: Host, ranks: int) -> str:
+def _too_few_gpus(hosts: Sequence[str], gpus: int, ranks: int) -> str:
     way_out = "Use --no-gpu to run on the CPU without this warning."
+    names = ", ".join(hosts)
+    if ranks == 0 and len(hosts) == 1:
+        return f"No GPU was found on host {names}: one rank runs there, on the CPU. {way_out}"
     if ranks == 0:
-        return f"No GPU was found on host {host.name}: one rank runs there, on the CPU. {way_out}"
-    there = {0: "no GPU", 1: "1 GPU"}.get(len(host.gpus), f"{len(host.gpus)} GPUs")
+        return f"No GPU was found on hosts {names}: one rank runs on each, on the CPU. {way_out}"
+    there = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
     wanted = "1 rank" if ranks == 1 else f"{ranks} ranks"
     runs = "it runs" if ranks == 1 else "they run"
-    return f"Host {host.name} has {there} for {wanted}: {runs} on the CPU. {way_out}"
+    who = f"Host {names} has {there}" if len(hosts) == 1 else f"Hosts {names} have {there} each"
+    return f"{who} for {wanted}: {runs} on the CPU. {way_out}"
 
 
-def _ranks_of_host(host: Host, count: int, use_gpus: bool, first: int) -> list[Rank]:
+def _ranks_of_host(
+    host: Host, count: int, use_gpus: bool, first: int, options: Options
+) -> list[Rank]:
     gpus = choose_gpus(host, count) if use_gpus else None
-    shares = share_cores(host, count, gpus)
+    domains: Sequence[int | None] = [None] * count
+    if options.pin_to_socket:
+        homes = _homes(host, count, gpus)
+        shares = pin_cores(host, homes)
+        domains = homes if options.pin_memory_to_socket else domains
+    else:
+        shares = share_cores(host, count, gpus)
     limit = max(1, (host.core_limit or len(host.cores)) // count)
     return [
         Rank(
@@ -91,6 +127,7 @@ def _ranks_of_host(host: Host, count: int, use_gpus: bool, first: int) -> list[R
             gpu=gpus[local] if gpus else None,
             cores=cores,
             threads=min(len(cores), limit),
+            domain=domains[local],
         )
         for local, cores in enumerate(shares)
     ]
@@ -115,23 +152,60 @@ def share_cores(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[tu
         count: number of ranks on it
         gpus: the GPU of each rank; its cores are taken from the socket that the GPU is attached to
     """
-    sockets = [number for number, cores in enumerate(host.sockets) if cores]
-    homes: list[int | None] = [sockets[rank * len(sockets) // count] for rank in range(count)]
-    if gpus is not None and all(host.gpus[gpu].socket in sockets for gpu in gpus):
-        homes = [host.gpus[gpu].socket for gpu in gpus]
-    on_each = {homes.count(number) for number in sockets}
+    homes = _homes(host, count, gpus)
+    on_each = {homes.count(number) for number in host.domains}
     if len(on_each) == 1:
         ranks_on_socket = on_each.pop()
-        size = min(len(host.sockets[number]) for number in sockets) // ranks_on_socket
+        size = min(len(host.sockets[number]) for number in host.domains) // ranks_on_socket
         if size > 0:
             return [
-                _cut(host.sockets[home or 0], size, homes[:rank].count(home))
+                _cut(host.sockets[home], size, homes[:rank].count(home))
                 for rank, home in enumerate(homes)
             ]
     size = len(host.cores) // count
     if size == 0:  # more ranks than cores
         return [(host.cores[rank % len(host.cores)],) for rank in range(count)]
     return [_cut(host.cores, size, rank) for rank in range(count)]
+
+
+def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
+    """A share of the cores of its NUMA domain for each rank.
+
+    Args:
+        host: the host
+        homes: the domain of each rank
+    """
+    if len(host.domains) < 2:
+        raise InputError(
+            f"Host {host.name} has no NUMA domains to pin ranks to, or just one: leave out "
+            "--pin-to-socket and --pin-memory-to-socket. Without them, ranks have cores of their "
+            "own, too."
+        )
+    for domain in host.domains:
+        cores, ranks = len(host.sockets[domain]), homes.count(domain)
+        if cores < ranks:
+            raise InputError(
+                f"Host {host.name} has {cores} {'core' if cores == 1 else 'cores'} in NUMA domain "
+                f"{domain} for {ranks} ranks: "
+                "start fewer ranks there, or leave out --pin-to-socket."
+            )
+    return [
+        _cut(
+            host.sockets[home],
+            len(host.sockets[home]) // homes.count(home),
+            homes[:rank].count(home),
+        )
+        for rank, home in enumerate(homes)
+    ]
+
+
+def _homes(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[int]:
+    """The NUMA domain for each rank: that of its GPU, or evenly, neighbours together."""
+    if gpus is not None:
+        domains = [host.gpus[gpu].socket for gpu in gpus]
+        if all(domain in host.domains for domain in domains):
+            return [domain for domain in domains if domain is not None]
+    return [host.domains[rank * len(host.domains) // count] for rank in range(count)]
 
 
 def _cut(cores: tuple[int, ...], size: int, position: int) -> tuple[int, ...]:

@@ -2,93 +2,156 @@
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import os
 import secrets
+import select
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
+from tarantella.cli import processes
 from tarantella.cli.launch import Launch
+from tarantella.cli.marked import MarkedLines
 from tarantella.cli.outcome import Outcome
+from tarantella.cli.remote import ask_all, send_to_group
+from tarantella.cli.schedulers import Allocation
+from tarantella.cli.stalls import Stalls
+from tarantella.cli.stops import Stopped, Stops
 from tarantella.cli.streams import Passage, StreamFilter
-from tarantella.cli.survivors import kill_processes
-from tarantella.runtime.announce import RUN_ID, mark, parse
+from tarantella.cli.sweep import SWEEP
+from tarantella.cli.words import LauncherWords
+from tarantella.runtime.announce import LEAVES, PRINTED, RUN_ID, Announcement, mark, parse
+from tarantella.runtime.configuration import read_configuration
+from tarantella.runtime.leftovers import remove_leftovers
+from tarantella.runtime.supervisor import HEARTBEAT, die_with
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TIME_TO_LEAVE = 5.0  # seconds for ranks that were asked to end
+# Ranks that are asked to end, on whatever host, have to be gone within ten seconds in all.
+_TIME_TO_LEAVE = 4.0  # seconds for ranks that were asked to end
 _TIME_FOR_WORKERS = 2.0  # seconds for processes that outlive the ranks that started them
+_TIME_TO_SWEEP = 4  # seconds for other hosts to end what is left there
+_TIME_TO_START = 60.0  # seconds for ranks on other hosts
+_TIME_FOR_OTHERS = 5.0  # seconds to end after one has left without a word
+_BEAT, _SILENCE = 5.0, 30.0  # seconds between signs of life from other hosts, and without any
 _PAUSE = 0.1  # seconds without output after which nothing is held back any longer
 _LOOK = 1.0  # seconds between looks at mpiexec while nothing happens
 _PIECE = 1 << 16
-_PR_SET_PDEATHSIG = 1
+_ROOM = 1 << 20  # bytes; the most that Linux gives to everybody
+# No setting of TensorFlow's hides these, as they come before it has read its settings.
 _TENSORFLOW_START_UP = (
     b"WARNING: All log messages before absl::InitializeLog() is called",
     b"I0000 00:00:",
 )
 
 
-class Stopped(BaseException):
-    """A signal asks the command to end, or nobody reads its output any more."""
+@dataclass(frozen=True)
+class Mark:
+    """By which the processes and files of a run are known, also if it is started several times.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    Attributes:
+        run_id: what its processes have in their environment
+        began: when it was started first
+    """
+
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    began: float = field(default_factory=time.monotonic)
 
 
-def run(launch: Launch, environ: Mapping[str, str]) -> int:
+def run(launch: Launch, environ: Mapping[str, str], stops: Stops, run_mark: Mark) -> int:
     """Start the ranks and wait for their end; returns the exit status for the command."""
-    run_id = secrets.token_hex(8)
-    with _stop_signals() as stops:
-        process = subprocess.Popen(
-            launch.command,
-            env={**environ, **launch.environment, RUN_ID: run_id},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # Ctrl+C comes to us alone
-            preexec_fn=_end_with_parent,
-        )
-        outcome = Outcome(launch.ranks)
-        carrier = _Carrier(process, outcome, run_id, launch.quiet_tensorflow)
-        try:
-            stops.arm()
-            carrier.carry()
-        except Stopped as stopped:
-            return _stop(stopped.number, process, carrier)
-        finally:
-            stops.disarm()
-            _kill(process, run_id)
+    settings = read_configuration({**environ, **launch.environment})
+    shows_warnings = settings.log_level != "ERROR"
+    stalls = Stalls(dict(enumerate(launch.hosts)), settings.stall_seconds, shows_warnings)
+    run_id = run_mark.run_id
+    command = os.getpid()
+    stops.disarm()
+    process = subprocess.Popen(
+        launch.command,
+        env={**environ, **launch.environment, **_marks(launch, run_id)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,  # Ctrl+C comes to us alone
+        preexec_fn=lambda: die_with(command, signal.SIGTERM),
+    )
+    outcome = Outcome(len(launch.hosts), launch.runs_script)
+    carrier = _Carrier(process, outcome, run_id, launch, stalls)
+    status = None
+    try:
+        stops.arm()
+        carrier.carry()
+    except Stopped as stopped:
+        stops.note(stopped.number)
+        status = _stop(stopped.number, process, carrier, stops)
+    finally:
+        stops.disarm()
+        _kill(process, run_id)
         failure = outcome.end(process.wait())
+        if launch.allocation is not None or status is not None or failure is not None:
+            age = time.monotonic() - run_mark.began
+            _sweep(launch.allocation, run_id, outcome.launchers, age)
+    if status is not None:
+        return status
     if failure is None:
         return 0
-    _say(outcome.message())
+    say(outcome.message())
     return failure.status
 
 
-def _stop(number: int, process: subprocess.Popen[bytes], carrier: _Carrier) -> int:
+def _marks(launch: Launch, run_id: str) -> dict[str, str]:
+    """The variables by which the processes of a run are known, to themselves and to others."""
+    marks = {
+        RUN_ID: run_id,
+        processes.SCRIPT: launch.script,
+        processes.COMMAND: str(os.getpid()),
+    }
+    return marks if launch.allocation is None else marks | {HEARTBEAT: str(_BEAT)}
+
+
+def _stop(number: int, process: subprocess.Popen[bytes], carrier: _Carrier, stops: Stops) -> int:
     """Ask all ranks to end, as the signal has asked us, and give them a little time for it."""
-    carrier.give_up_after(_TIME_TO_LEAVE)
+    carrier.stop_after(_TIME_TO_LEAVE)
     with suppress(ProcessLookupError, Stopped):  # whoever asks twice does not want to wait
-        process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        stops.arm_again()
+        # Intel MPI's launcher may hang on SIGTERM while it starts, and leave something behind.
+        gently = number == signal.SIGINT or not carrier.all_started
+        process.send_signal(signal.SIGINT if gently else signal.SIGTERM)
         carrier.carry()
     if number != signal.SIGPIPE:
-        _say(f"ended by {signal.Signals(number).name}; all ranks were ended.")
+        say(f"ended by {signal.Signals(number).name}; all ranks were ended.")
     return 128 + number
 
 
 def _kill(process: subprocess.Popen[bytes], run_id: str) -> None:
-    """Leave nothing of the run behind."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    kill_processes(run_id)
+    """Leave nothing of the run behind on this machine."""
+    send_to_group(process, signal.SIGKILL)
+    processes.kill_until_gone(lambda: processes.of_run(run_id))
     process.wait()
+
+
+def _sweep(
+    allocation: Allocation | None, run_id: str, launchers: Mapping[str, list[str]], seconds: float
+) -> None:
+    """Leave nothing behind on any host: of a run that was ended, or of children of ranks."""
+    remove_leftovers(seconds)
+    if allocation is None:
+        return
+    question = {
+        "run_id": run_id,
+        "launchers": launchers,  # they do not have the mark of the run on other hosts
+        "action": "kill",
+        "seconds": seconds,
+    }
+    for host, answer in ask_all(allocation, SWEEP, question, _TIME_TO_SWEEP).items():
+        if answer.content is None and not allocation.is_over(answer.errors):
+            say(f"host {host} could not be asked to end what may still run there.")
 
 
 class _Carrier:
@@ -99,28 +162,52 @@ class _Carrier:
         process: subprocess.Popen[bytes],
         outcome: Outcome,
         run_id: str,
-        quiet_tensorflow: bool,
+        launch: Launch,
+        stalls: Stalls,
     ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
         self._outcome = outcome
+        self._stalls = stalls
         self._run_id = run_id
+        self._started = self._looked = time.monotonic()
+        self._hosts = dict(enumerate(launch.hosts))
+        self._has_hosts = launch.allocation is not None
+        hidden = _TENSORFLOW_START_UP if launch.quiet_tensorflow else ()
+        self._lines = MarkedLines(self._has_hosts, hidden)
+        self._stopping = False
         self._deadline: float | None = None
         self._workers_deadline: float | None = None
-        self._filters = {1: self._output_filter(), 2: self._error_filter(quiet_tensorflow)}
+        # The hosts of the master rank, whose words are shown, and of the launcher.
+        hosts = (launch.hosts[0], socket.gethostname())
+        words = LauncherWords(outcome, hosts, self._is_ending)
+        self._filters = {
+            1: StreamFilter(words.in_output()),
+            2: self._error_filter(words, hidden),
+        }
         self._selector = selectors.DefaultSelector()
-        self._selector.register(process.stdout, selectors.EVENT_READ, 1)
-        self._selector.register(process.stderr, selectors.EVENT_READ, 2)
+        for descriptor, stream in ((1, process.stdout), (2, process.stderr)):
+            _enlarge(stream.fileno())
+            self._selector.register(stream, selectors.EVENT_READ, descriptor)
 
-    def give_up_after(self, seconds: float) -> None:
-        """Stop waiting for the end of the run after this time."""
+    @property
+    def all_started(self) -> bool:
+        return self._outcome.all_started
+
+    def stop_after(self, seconds: float) -> None:
+        """Stop after this time, whatever has not been shown by then."""
+        self._stopping = True
+        self._give_up_after(seconds)
+
+    def _give_up_after(self, seconds: float) -> None:
+        """Stop waiting for the end of the run after this time, if nothing comes any more."""
         if self._deadline is None:
             self._deadline = time.monotonic() + seconds
 
     def carry(self) -> None:
         """Until mpiexec has ended and all output has been shown, or until time is up."""
-        while self._selector.get_map() and not self._time_is_up():
+        while self._selector.get_map():
             ready = self._selector.select(self._timeout())
             for key, _ in ready:
                 data = os.read(key.fd, _PIECE)
@@ -129,10 +216,36 @@ class _Carrier:
                     self._selector.unregister(key.fileobj)
             if not ready:
                 self._show_held()
+            self._look_at_clock()
             self._look_after()
+            if self._time_is_up() and (self._stopping or not ready):
+                break
         self._show_held()
+        for descriptor in (1, 2):
+            self._show(descriptor, self._lines.finish(descriptor))
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_TIME_FOR_WORKERS)
+
+    def _look_at_clock(self) -> None:
+        """Have the outcome hear of what has not happened for too long."""
+        now = time.monotonic()
+        gap = now - self._looked
+        if gap < _LOOK:
+            return
+        self._looked = now
+        if gap > 3 * _LOOK:  # this process was stopped, or nobody has read its output
+            self._started += gap
+            self._outcome.forgive(gap)
+            self._stalls.forgive(gap)
+        self._outcome.hear_early_end(_TIME_FOR_OTHERS)
+        if (warning := self._stalls.warning()) is not None:
+            say(warning, "tarantella WARNING: ")
+        if (failure := self._stalls.failure()) is not None:
+            self._outcome.hear_stall(failure)
+        if self._has_hosts:
+            self._outcome.hear_silence(_SILENCE)
+            if now - self._started > _TIME_TO_START:
+                self._outcome.hear_no_start(self._hosts, _TIME_TO_START)
 
     def _show_held(self) -> None:
         for descriptor, stream in self._filters.items():
@@ -149,115 +262,76 @@ class _Carrier:
     def _look_after(self) -> None:
         """End what has to end, as far as the ranks and mpiexec have come."""
         now = time.monotonic()
+        for news in self._outcome.last_words():
+            # Its place is beside the message, wherever the rank has printed it.
+            self._show(2, self._lines.add(replace(news, stream=2)))
         if self._outcome.failure is not None and self._deadline is None:
-            self.give_up_after(_TIME_TO_LEAVE)
+            self._give_up_after(_TIME_TO_LEAVE)
             if not self._outcome.all_ended:
                 # MPI_Abort or the launcher may do so as well; a rank that fails before MPI has
                 # started is of no interest to them.
                 self._process.send_signal(signal.SIGTERM)
         if self._process.poll() is not None:
-            self.give_up_after(_TIME_FOR_WORKERS)
+            self._give_up_after(_TIME_FOR_WORKERS)
         if self._outcome.all_ended and self._workers_deadline is None:
             self._workers_deadline = now + _TIME_FOR_WORKERS
         if self._workers_deadline is not None and now > self._workers_deadline:
             # The launcher waits for everything that can still print.
-            kill_processes(self._run_id, except_launcher=self._process.pid)
-            self.give_up_after(_TIME_FOR_WORKERS)
+            launcher = self._process.pid
+            processes.kill_until_gone(lambda: processes.of_run(self._run_id, launcher))
+            self._give_up_after(_TIME_FOR_WORKERS)
+
+    def _can_write(self, descriptor: int) -> bool:
+        """Whether there is time to write; if we do not have to stop, a reader may take his."""
+        if self._deadline is None or not self._stopping:
+            return True
+        left = max(0.0, self._deadline - time.monotonic())
+        return bool(select.select([], [descriptor], [], left)[1])
 
     def _show(self, descriptor: int, data: bytes) -> None:
         view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(descriptor, view) :]
+            while view and self._can_write(descriptor):
+                # No more than a pipe takes without waiting for its reader, if we must not wait.
+                some = view[: select.PIPE_BUF] if self._stopping else view
+                view = view[os.write(descriptor, some) :]
         except BrokenPipeError:
             if descriptor == 1:
                 raise Stopped(signal.SIGPIPE) from None
         except OSError:
             pass  # a terminal that is gone
 
-    def _said_by_launcher(self, line: bytes) -> bytes:
-        """Its words while a run goes down confuse; before that they may be all we have."""
-        return line if self._deadline is None else b""
+    def _is_ending(self) -> bool:
+        return self._deadline is not None or self._outcome.failure is not None
 
-    def _output_filter(self) -> StreamFilter:
-        def taken(banner: bytes) -> bytes:
-            self._outcome.hear_bad_termination(banner)
-            return b""
+    def _hear(self, news: Announcement) -> None:
+        self._outcome.hear(news)
+        self._stalls.hear(news)
+        if news.kind == LEAVES and self._stopping and self._deadline is not None:
+            # The last of a rank's time is not the last of ours: it is killed then.
+            patience = news.status + _TIME_TO_LEAVE
+            self._deadline = max(self._deadline, time.monotonic() + patience)
+        if news.kind == PRINTED:
+            self._show(news.stream, self._lines.add(news))
 
-        start = b"\n" + b"=" * 83 + b"\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
-        return StreamFilter(
-            [
-                Passage(start, b"debugging suggestions\n", taken),
-                Passage(b"[mpiexec@", b"\n", self._said_by_launcher),
-            ]
-        )
-
-    def _error_filter(self, quiet_tensorflow: bool) -> StreamFilter:
+    def _error_filter(self, words: LauncherWords, hidden: Sequence[bytes]) -> StreamFilter:
         def announced(line: bytes) -> bytes:
-            self._outcome.hear(parse(line, self._run_id))
+            with suppress(ValueError):  # torn, by a launcher
+                self._hear(parse(line, self._run_id))
             return b""
 
-        def aborted(line: bytes) -> bytes:
-            if b"application called MPI_Abort" not in line:
-                return line
-            self._outcome.hear_abort(line)
-            return b""
-
-        passages = [
-            Passage(mark(self._run_id), b"\n", announced),
-            Passage(b"Abort(", b"\n", aborted),
-            Passage(b"[mpiexec@", b"\n", self._said_by_launcher),
-            Passage(b"[proxy:", b"\n", self._said_by_launcher),
-        ]
-        if quiet_tensorflow:
-            # No setting of TensorFlow's hides these, as they come before it has read its settings.
-            passages += [Passage(start, b"\n", lambda _: b"") for start in _TENSORFLOW_START_UP]
+        passages = [Passage(mark(self._run_id), b"\n", announced), *words.in_errors()]
+        passages += [Passage(start, b"\n", lambda _: b"") for start in hidden]
         return StreamFilter(passages)
 
 
-class _Stops:
-    """Turns the signals that ask us to end into an exception, once there is something to end."""
-
-    def __init__(self) -> None:
-        self._armed = False
-        self._came: int | None = None
-
-    def arm(self) -> None:
-        self._armed = True
-        if self._came is not None:
-            raise Stopped(self._came)
-
-    def disarm(self) -> None:
-        self._armed = False
-
-    def take(self, number: int, _: FrameType | None) -> None:
-        self._came = number
-        if self._armed:
-            raise Stopped(number)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stops]:
-    stops = _Stops()
-    before = {number: signal.getsignal(number) for number in _STOPS}
-    for number, action in before.items():
-        # A command started by nohup outlives its terminal. But SIGINT is ignored in whatever a
-        # shell script starts with &, and there it can only have been sent on purpose.
-        if number != signal.SIGHUP or action is not signal.SIG_IGN:
-            signal.signal(number, stops.take)
-    try:
-        yield stops
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end mpiexec, and it the ranks, when we are killed, where it can."""
+def _enlarge(pipe: int) -> None:
+    """Give a launcher room: Intel MPI's tears lines apart when it finds a pipe full."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        with suppress(OSError):  # no more for this user
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _ROOM)
 
 
-def _say(text: str) -> None:
+def say(text: str, start: str = "tarantella: ") -> None:
     with suppress(OSError):
-        os.write(2, f"tarantella: {text}\n".encode(errors="replace"))
+        os.write(2, f"{start}{text}\n".encode(errors="replace"))

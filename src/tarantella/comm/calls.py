@@ -26,10 +26,20 @@ def call_python(
     tensors: Sequence[tf.Tensor],
     dtypes: Any,
     stateful: bool = True,
+    independent: bool = False,
 ) -> Any:
     """Calls a function of NumPy arrays, as `tf.numpy_function` does.
 
     The function lives as long as the graph that is being made, or one around it.
+
+    Args:
+        function: The function.
+        tensors: Its arguments.
+        dtypes: The types of its results.
+        stateful: Whether it has to be called each time.
+        independent: Whether nothing but data and control dependencies say when it is called.
+            Otherwise TensorFlow calls all such functions of a graph one after the other, in the
+            order in which they were traced.
     """
     if tf.executing_eagerly():
         return tf.numpy_function(function, tensors, dtypes, stateful)
@@ -44,7 +54,17 @@ def call_python(
             raise RuntimeError("A function was called whose graph is gone.")
         return there.function(*arrays)
 
-    return tf.numpy_function(call, tensors, dtypes, stateful)
+    results = tf.numpy_function(call, tensors, dtypes, stateful)
+    if independent:
+        _release(tf.nest.flatten(results)[0].op)
+    return results
+
+
+def _release(operation: tf.Operation) -> None:
+    """Has TensorFlow run an operation for its effects, but not in the order of the program."""
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
 
 
 def _graphs() -> Iterator[Any]:

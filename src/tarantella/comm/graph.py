@@ -1,24 +1,26 @@
 """Collectives as operations of a TensorFlow graph.
 
-Each channel is a communicator of its own, on which every rank issues the same collectives
-in the same order: control dependencies make that order part of the graph. Channels are
+Each purpose has a communicator of its own, on which every rank issues the same collectives
+in the same order: control dependencies make that order part of the graph. Purposes are
 independent of each other, so that a small exchange never waits behind a large one.
 """
 
 from __future__ import annotations
 
-import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.buckets import Bucket, TensorSpec, aligned_zeros, fuse
-from tarantella.comm.buffers import MESSAGE_BYTES
+from tarantella.comm import shared
+from tarantella.comm.buckets import Bucket, TensorSpec, fuse
 from tarantella.comm.calls import call_python
-from tarantella.comm.waiting import meet
+from tarantella.comm.reuse import ReusedMemory
+from tarantella.comm.waiting import meet, wait_aside
 from tarantella.runtime import world
+from tarantella.runtime.timeline import Timeline, now, timeline
 
 # Not every MPI can add these; booleans are true in sum if one of them is.
 _ADDED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32, tf.bool: tf.int32}
@@ -28,8 +30,9 @@ class Channel:
     """The collectives of one purpose in one graph, in one fixed order."""
 
     def __init__(self, purpose: str) -> None:
+        self._purpose = purpose
         self._communicator = world.communicator(purpose)
-        self._previous: list[tf.Operation] = []
+        self._buckets = 0
 
     def allreduce(self, tensors: Sequence[tf.Tensor], threshold: int) -> list[tf.Tensor]:
         """The sums over all ranks of tensors whose static shapes are known.
@@ -38,19 +41,19 @@ class Channel:
             tensors: In the order in which they become ready, the same on all ranks.
             threshold: Tensors of fewer bytes are fused into messages of at least that many.
         """
-        wide = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
-        specs = [TensorSpec(tuple(t.shape), np.dtype(t.dtype.as_numpy_dtype)) for t in wide]
+        wide = to_wide(tensors)
         sums: list[Any] = [None] * len(wide)
-        for bucket in fuse(specs, threshold):
+        for bucket in fuse(specs_of(wide), threshold):
             results = self._in_order(
-                _bucket_sum(bucket, self._communicator),
+                _bucket_sum(bucket, self._purpose),
                 [wide[member] for member in bucket.members],
                 [wide[member].dtype for member in bucket.members],
+                self._lane(bucket),
             )
             for member, result in zip(bucket.members, results, strict=True):
                 result.set_shape(wide[member].shape)
                 sums[member] = result
-        return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
+        return from_wide(sums, tensors)
 
     def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The slices of all ranks behind each other, in the order of the ranks."""
@@ -71,74 +74,94 @@ class Channel:
         function: Callable[..., Any],
         tensors: list[tf.Tensor],
         dtypes: list[tf.DType],
+        lane: str = "",
     ) -> list[tf.Tensor]:
-        with tf.control_dependencies(self._previous):
-            results = call_python(function, tensors, dtypes)
-        results = tf.nest.flatten(results)  # run eagerly, a single result comes without a list
-        if not tf.executing_eagerly():
-            self._previous = [results[0].op]
+        """Calls a function that communicates, after those before it.
+
+        Args:
+            function: A function of arrays.
+            tensors: Its arguments.
+            dtypes: The types of its results.
+            lane: Where it is in a timeline; by default, under the purpose of the channel.
+        """
+        ready: list[tf.Tensor] = []
+        if (notes := timeline()) is not None:
+            function, ready = self._noted(function, tensors, lane or self._purpose, notes)
+        with tf.control_dependencies([*self._last("call"), *ready]):
+            results = self._call(function, tensors, dtypes)
+        self._keep_last("call", results)
         return results
 
+    def _last(self, kind: str) -> list[tf.Tensor]:
+        """The results of the last operation of a kind for this purpose, in the graph being made."""
+        known = getattr(tf.compat.v1.get_default_graph(), "_tnt_last", {})
+        return [] if tf.executing_eagerly() else known.get((self._purpose, kind), [])
 
-def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndarray]]:
+    def _keep_last(self, kind: str, results: list[tf.Tensor]) -> None:
+        if not tf.executing_eagerly():
+            graph = tf.compat.v1.get_default_graph()
+            graph._tnt_last = getattr(graph, "_tnt_last", {}) | {(self._purpose, kind): results[:1]}
+
+    def _noted(
+        self, function: Callable[..., Any], tensors: list[tf.Tensor], lane: str, notes: Timeline
+    ) -> tuple[Callable[..., Any], list[tf.Tensor]]:
+        """The function, in a timeline; and what notes that its arguments are there."""
+        ready: deque[int] = deque()
+
+        def note() -> bool:
+            ready.append(now())
+            return True
+
+        def call(*arrays: np.ndarray) -> Any:
+            wait_aside(self._communicator.Ibarrier(), self._purpose)
+            met = now()
+            results = function(*arrays)
+            size = sum(array.nbytes for array in arrays)
+            notes.add(lane, "waiting", ready.popleft(), met, bytes=size)
+            notes.add(lane, "reducing", met, now(), bytes=size)
+            return results
+
+        with tf.control_dependencies([] if tf.executing_eagerly() else tensors):
+            return call, self._call(note, [], [tf.bool])
+
+    def _lane(self, bucket: Bucket) -> str:
+        """Where a bucket is in a timeline."""
+        self._buckets += 1
+        return f"{self._purpose} {self._buckets} ({bucket.nbytes / 1e6:.2f} MB)"
+
+    def _call(
+        self, function: Callable[..., Any], tensors: list[tf.Tensor], dtypes: list[tf.DType]
+    ) -> list[tf.Tensor]:
+        # Run eagerly, a single result comes without a list.
+        return tf.nest.flatten(call_python(function, tensors, dtypes, independent=True))
+
+
+def to_wide(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors in types that every MPI can add."""
+    return [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
+
+
+def from_wide(sums: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums in the types of what was summed."""
+    return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
+
+
+def specs_of(tensors: Sequence[tf.Tensor]) -> list[TensorSpec]:
+    return [TensorSpec(tuple(t.shape), np.dtype(t.dtype.as_numpy_dtype)) for t in tensors]
+
+
+def _bucket_sum(bucket: Bucket, purpose: str) -> Callable[..., list[np.ndarray]]:
     """A function of the bucket's arrays that returns their sums over the ranks."""
-    from mpi4py import MPI
+    memory = ReusedMemory(bucket)
+    communicator = world.communicator(purpose)
 
-    memory = _ReusedMemory(bucket)
-
-    def alone(array: np.ndarray) -> list[np.ndarray]:
-        _, views = memory.take()
+    def total(*arrays: np.ndarray) -> list[np.ndarray]:
+        source, target, views = memory.load(arrays)
         meet(communicator)
-        _sum_over_ranks(np.ascontiguousarray(array).reshape(-1), views[0].reshape(-1), communicator)
+        shared.allreduce(source, target, purpose)
         return views
 
-    def fused(*arrays: np.ndarray) -> list[np.ndarray]:
-        whole, views = memory.take()
-        for view, array in zip(views, arrays, strict=True):
-            np.copyto(view, array)
-        meet(communicator)
-        _sum_over_ranks(MPI.IN_PLACE, whole, communicator)
-        return views
-
-    return alone if len(bucket.members) == 1 else fused
-
-
-def _sum_over_ranks(source: Any, target: np.ndarray, communicator: Any) -> None:
-    """Sums flat arrays over the ranks, in pieces that MPI reduces fastest."""
-    piece = MESSAGE_BYTES // target.itemsize
-    for start in range(0, max(len(target), 1), piece):
-        end = start + piece
-        part = source[start:end] if isinstance(source, np.ndarray) else source
-        communicator.Allreduce(part, target[start:end])
-
-
-class _ReusedMemory:
-    """Where the results of a bucket lie, used again once TensorFlow has let go of it.
-
-    Fresh memory for every step would cost a page fault for every 4 kB. TensorFlow takes the
-    arrays over as they are and holds a reference to each as long as any tensor, or a variable
-    that was assigned from one, needs it: the reference counts say what is free.
-    """
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._blocks: list[tuple[np.ndarray, list[np.ndarray]]] = []
-
-    def take(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        for block in self._blocks:
-            if all(sys.getrefcount(view) <= _REFERENCES_WHEN_FREE for view in block[1]):
-                return block[0], list(block[1])
-        buffer = aligned_zeros(self._bucket.nbytes)
-        views = [
-            buffer[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
-            for offset, spec in zip(self._bucket.offsets, self._bucket.specs, strict=True)
-        ]
-        self._blocks.append((buffer.view(self._bucket.dtype), views))
-        return self._blocks[-1][0], list(views)
-
-
-# The list of views, the loop's variable, and the argument of getrefcount itself.
-_REFERENCES_WHEN_FREE = 3
+    return total
 
 
 def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarray]]:

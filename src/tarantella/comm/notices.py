@@ -14,15 +14,16 @@ must find the notice that is meant for it. Three things help:
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tarantella.comm import waiting
 from tarantella.errors import MismatchError
-from tarantella.runtime import world
+from tarantella.runtime import messages, watch, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,12 +48,26 @@ class _Notice:
     subject: Subject | None  # None: the master goes on to the next meeting, or has failed
     problem: bytes | None = None
 
+    def packed(self) -> np.ndarray:
+        subject = None if self.subject is None else [self.subject.action, self.subject.thing]
+        problem = None if self.problem is None else self.problem.decode()
+        return messages.packed([self.time, subject, problem])
+
+    @classmethod
+    def unpacked(cls, data: bytearray) -> _Notice:
+        time, subject, problem = messages.unpacked(data)
+        return cls(
+            time,
+            None if subject is None else Subject(*subject),
+            None if problem is None else problem.encode(),
+        )
+
 
 # What the master says last: there is nothing more to receive.
 _END = _Notice(-1, None)
 
 _lock = threading.Lock()
-_sent: list[MPI.Request] = []
+_sent: list[tuple[MPI.Request, np.ndarray]] = []
 _heard: list[_Notice] = []
 _left = -1  # the time that the master has left last, as far as this rank has heard
 _says_when_it_leaves = False
@@ -71,28 +86,9 @@ def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
-            _tell(subject, packed(error))
+            _tell(subject, messages.packed_error(error))
             raise
         _tell(subject, None)
-
-
-def packed(error: Exception) -> bytes:
-    """An error for another rank; one that cannot travel is replaced by another with its text."""
-    try:
-        data = pickle.dumps(error)
-        arrived = pickle.loads(data)
-        if type(arrived) is type(error) and str(arrived) == str(error):
-            return data
-    except Exception:  # a class of the user's may raise anything
-        pass
-    return pickle.dumps(RuntimeError(str(error)))
-
-
-def unpacked(data: bytes) -> Exception:
-    """The error that another rank has packed."""
-    error = pickle.loads(data)
-    assert isinstance(error, Exception)
-    return error
 
 
 # The master
@@ -114,7 +110,7 @@ def tell_of_failure(error: Exception) -> None:
     """
     if world.is_master_rank():
         with _lock:
-            _send(_Notice(waiting.meetings(), None, packed(error)))
+            _send(_Notice(waiting.meetings(), None, messages.packed_error(error)))
 
 
 def _tell_of_leaving() -> None:
@@ -127,10 +123,11 @@ def _tell_of_leaving() -> None:
 
 def _send(notice: _Notice) -> None:
     comm = world.communicator("notices")
-    _sent[:] = [request for request in _sent if not request.Test()]
+    _sent[:] = [(request, data) for request, data in _sent if not request.Test()]
+    data = notice.packed()
     for rank in range(world.get_size()):
         if rank != world.get_master_rank():
-            _sent.append(comm.isend(notice, rank))
+            _sent.append((comm.Isend(data, rank), data))
 
 
 # The others
@@ -140,28 +137,45 @@ def _await(subject: Subject) -> None:
     # Other threads than the main one are at no point that the ranks have in common.
     in_order = threading.current_thread() is threading.main_thread()
     since = waiting.meetings() if in_order else 0
-    pauses = waiting.pauses()
-    while True:
-        with _lock:
-            _listen()
-            notice = _take(subject, since, in_order)
-        if notice is not None:
-            break
-        next(pauses)
+    notice = None
+    with watch.waiting("notices"):
+        pauses = waiting.pauses()
+        while notice is None:
+            next(pauses)
+            with _lock:
+                _listen()
+                notice = _take(subject, since, in_order)
     if notice.problem is not None:
-        raise unpacked(notice.problem)
+        raise messages.unpacked_error(notice.problem)
 
 
 def _listen() -> None:
     """Receives what has come."""
     global _left
-    comm = world.communicator("notices")
-    while (message := comm.improbe(world.get_master_rank())) is not None:
-        notice: _Notice = message.recv()
+    while (notice := _received()) is not None:
         if notice.subject is None and notice.problem is None:
             _left = max(_left, notice.time)
         else:
             _heard.append(notice)
+
+
+def _received() -> _Notice | None:
+    """The next notice, if one has come."""
+    data = _next_message("notices")
+    return None if data is None else _Notice.unpacked(data)
+
+
+def _next_message(purpose: str) -> bytearray | None:
+    """The next message of a communicator, if one has come."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = world.communicator(purpose).Improbe(status=status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    message.Recv(data)
+    return data
 
 
 def _take(subject: Subject, since: int, in_order: bool) -> _Notice | None:
@@ -190,18 +204,22 @@ def settle() -> None:
     """
     if world.get_size() == 1:
         return
-    comm = world.communicator("notices")
+    _drop_unread("data")  # of steps that were announced, and not taken
     if world.is_master_rank():
         with _lock:
             _send(_END)
-            for request in _sent:
-                waiting.wait_aside(request)
+            for request, _ in _sent:
+                waiting.wait_aside(request, None)
         return
     pauses = waiting.pauses()
-    last: Any = None
-    while last != _END:
-        message = comm.improbe(world.get_master_rank())
-        if message is None:
+    while (last := _received()) != _END:
+        if last is None:
             next(pauses)
-        else:
-            last = message.recv()
+
+
+def _drop_unread(purpose: str) -> None:
+    """Receives the messages of a communicator that have come; every rank must call it."""
+    # Nobody sends any more then, and most of it has come.
+    waiting.wait_aside(world.communicator(purpose).Ibarrier(), None)
+    while _next_message(purpose) is not None:
+        pass

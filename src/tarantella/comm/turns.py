@@ -14,23 +14,21 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tarantella.comm.graph import Channel
-
 Result = TypeVar("Result")
 
 
-def in_turn(purpose: str, communicate: Callable[[Channel], Result]) -> Result:
-    """What `communicate` makes of a channel, after all that was asked for before.
+def in_turn(purpose: str, communicate: Callable[[], Result]) -> Result:
+    """What `communicate` returns, after all that was asked for before.
 
     Args:
         purpose: One of `world.PURPOSES`; the order is kept for each on its own.
         communicate: Returns a structure of tensors, the results of its collectives.
     """
     if tf.executing_eagerly():
-        return communicate(Channel(purpose))
+        return communicate()
     turn = _turn(purpose)
     with tf.control_dependencies([turn.assign_add(1)]):
-        results = communicate(Channel(purpose))
+        results = communicate()
     received = [
         leaf for leaf in tf.nest.flatten(results, expand_composites=True) if leaf is not None
     ]

@@ -1,8 +1,9 @@
-"""Waiting for the other ranks on cores that are not one's own.
+"""Waiting for the other ranks without taking a core from those who compute.
 
-MPI libraries wait by polling, which is quickest while every rank has a core to spend. Ranks
-that share cores would keep each other from computing what they wait for. There they meet
-before each collective, looking less and less often whether all have come.
+MPI libraries wait by polling, which is quickest while the others are about to come and a core is
+there to spend. Ranks that share cores would keep each other from computing what they wait for; a
+rank that waits for another host, itself. There they meet before each collective, looking less and
+less often whether all have come.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
-from tarantella.runtime import world
+from tarantella.runtime import watch, world
 
 # How often to look before the first pause: the others are often just about to come.
 _LOOKS_AT_ONCE = 50
@@ -26,15 +28,20 @@ _due: list[Callable[[], None]] = []  # what this rank does before the next meeti
 
 
 def meet(communicator: Any) -> None:
-    """Returns when every rank has called it; at once where each has cores of its own."""
+    """Returns when every rank has called it; at once on one host with a core for each."""
+    expect_meeting()
+    if ranks_share_cores() or world.has_several_hosts():
+        wait_aside(communicator.Ibarrier(), communicator.purpose)
+
+
+def expect_meeting() -> None:
+    """This rank is about to meet the others."""
     global _meetings
     with _lock:
         due = _due.copy()
         _due.clear()
     for function in due:
         function()
-    if ranks_share_cores():
-        wait(communicator.Ibarrier())
     with _lock:
         _meetings += 1
 
@@ -50,22 +57,30 @@ def before_next_meeting(function: Callable[[], None]) -> None:
         _due.append(function)
 
 
-def wait(request: Any) -> None:
+def wait(request: Any, purpose: str) -> None:
     """Waits for a request to be done; on a core that other ranks need, without holding it."""
     if ranks_share_cores():
-        wait_aside(request)
+        wait_aside(request, purpose)
     else:
-        request.Wait()
+        with watch.waiting(purpose):
+            request.Wait()
 
 
-def wait_aside(request: Any) -> None:
-    """Waits for a request to be done, and leaves the core to other threads meanwhile."""
+def wait_aside(request: Any, purpose: str | None) -> None:
+    """Waits for a request to be done, and leaves the core to other threads meanwhile.
+
+    Args:
+        request: What is waited for.
+        purpose: What for, if it is a problem when the others do not come; None: they may take
+            as long as they like.
+    """
     waits = pauses()
-    while not request.Test():
-        next(waits)
+    with watch.waiting(purpose) if purpose else nullcontext():
+        while not request.Test():
+            next(waits)
 
 
-def pauses() -> Iterator[None]:
+def pauses(longest: float = _LONGEST_PAUSE) -> Iterator[None]:
     """Waits from one look to the next: not at all at first, then longer and longer."""
     for _ in range(_LOOKS_AT_ONCE):
         yield
@@ -73,7 +88,7 @@ def pauses() -> Iterator[None]:
     while True:
         time.sleep(pause)
         yield
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, longest)
 
 
 @cache

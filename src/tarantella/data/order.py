@@ -25,6 +25,14 @@ _FIRST_SEED = 7919
 # Besides operations with a seed, those that draw, and Python functions, which may do anything.
 _DRAWS = ("RngReadAndSkip", "PyFunc", "PyFuncStateless", "EagerPyFunc")
 
+# What may give another order in each pass, itself or by a function with a shuffle in it.
+_ORDERS = {"shuffle", "random", "directed_interleave", "interleave", "flat_map", "group_by_window"}
+# What begins to read its source once in each pass, with the first element.
+_PASS_ON = {
+    "shuffle", "tensor_slice", "tensor", "range", "map", "filter", "batch", "padded_batch",
+    "prefetch", "take", "skip", "shard", "options", "zip", "unbatch", "restructured", "variant",
+}  # fmt: skip
+
 _uses = itertools.count()
 
 
@@ -70,6 +78,12 @@ def may_draw(dataset: tf.data.Dataset) -> bool:
         or any("seed" in node.attr or node.op in _DRAWS for node in pipeline.nodes(function))
         for function in functions
     )
+
+
+def goes_on(dataset: tf.data.Dataset) -> bool:
+    """Whether the order in a pass may depend on more than how often passes were begun before."""
+    names = {pipeline.name_of(one) for one in pipeline.ancestors(dataset)}
+    return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
 
 
 def drawing_as_rank(function: Any, rank: int) -> Any:

@@ -246,6 +246,15 @@ def boxed(spec: Any, element: Any) -> tf.Tensor:
     return tf.raw_ops.OptionalFromValue(components=structure.to_tensor_list(spec, element))
 
 
+def scanned(dataset: tf.data.Dataset, state: Any, function: Any) -> tf.data.Dataset:
+    """As `dataset.scan`, which adds the function to the program's graph, where it stays for ever.
+
+    Here that is a graph of its own.
+    """
+    with tf.Graph().as_default(), tf.__internal__.eager_context.eager_mode():
+        return dataset.scan(state, function)
+
+
 def empty_box() -> tf.Tensor:
     """A box with nothing in it."""
     return tf.raw_ops.OptionalNone()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tarantella.comm.waiting import meet
-from tarantella.runtime import world
+from tarantella.runtime import messages, world
 
 # Any odd number that spreads the ranks over the range of seeds.
 _SEED_STRIDE = 0x9E3779B1
@@ -42,21 +42,30 @@ def share() -> None:
         return
     communicator = world.communicator("control")
     meet(communicator)
-    states = communicator.bcast(_states() if world.is_master_rank() else None, 0)
+    states = messages.bcast(_states() if world.is_master_rank() else None, communicator)
     if not world.is_master_rank():
         _set_states(states)
 
 
 def _states() -> dict[str, Any]:
-    states = {"random": random.getstate(), "numpy": np.random.get_state()}
+    state: Any = np.random.get_state(legacy=True)
+    if not isinstance(state, dict):  # the usual one, the Mersenne Twister
+        kind, key, *more = state
+        state = [kind, key.tolist(), *more]
+    states = {"random": random.getstate(), "numpy": state}
     if "torch" in sys.modules:
-        states["torch"] = sys.modules["torch"].get_rng_state().numpy()
+        states["torch"] = sys.modules["torch"].get_rng_state().tolist()
     return states
 
 
 def _set_states(states: dict[str, Any]) -> None:
-    random.setstate(states["random"])
-    np.random.set_state(states["numpy"])
+    version, internal, following = states["random"]
+    random.setstate((version, tuple(internal), following))
+    state = states["numpy"]
+    if not isinstance(state, dict):
+        kind, key, *more = state
+        state = kind, np.array(key, np.uint32), *more
+    np.random.set_state(state)
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in states:
-        torch.set_rng_state(torch.from_numpy(states["torch"]))
+        torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))

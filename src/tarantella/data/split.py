@@ -80,7 +80,8 @@ def cut(dataset: tf.data.Dataset, rank: int, size: int, marked: bool = True) -> 
         whole = pipeline.as_one(batch, dataset.element_spec)
         return parts.cut(whole, rank, size)._replace(mark=parts.mark(whole) if marked else _NO_MARK)
 
-    return Split(dataset.map(part_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+    # Not in parallel: to hand a batch over to another thread costs more than to cut it.
+    return Split(dataset.map(part_of))
 
 
 def find_batch_size(dataset: tf.data.Dataset) -> int | None:

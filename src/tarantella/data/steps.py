@@ -27,7 +27,7 @@ from tarantella.data import pipeline
 from tarantella.data.parts import Part
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
-from tarantella.runtime import devices, world
+from tarantella.runtime import devices, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
@@ -76,13 +76,11 @@ class Steps:
 
     def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
-        announced = self._ended_by_a_mark(parts).scan(before_the_first, self._announce)
-        agreed = (
-            announced.prefetch(tf.data.AUTOTUNE)
-            .take_while(self._goes_on)
-            # A `map` could be made parallel by TensorFlow, and then run ahead.
-            .scan(pipeline.empty_box(), self._unboxed)
-        )
+        marked = self._ended_by_a_mark(parts)
+        announced = pipeline.scanned(marked, before_the_first, self._announce)
+        taken = announced.prefetch(tf.data.AUTOTUNE).take_while(self._goes_on)
+        # A `map` could be made parallel by TensorFlow, and then run ahead.
+        agreed = pipeline.scanned(taken, pipeline.empty_box(), self._unboxed)
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
         if parts.options().threading.private_threadpool_size is None:
@@ -231,14 +229,17 @@ class _Exchange:
             else:
                 _check_same_batch(place, numbers, everyones)
                 self._compare_marks(place, everyones)
-                longest = np.max(list(everyones.values()), axis=0)
-                agreed = np.concatenate([numbers[:_SIZES], longest[_SIZES:]])
+                agreed = numbers
+                if len(numbers) > _SIZES:
+                    longest = np.max(list(everyones.values()), axis=0)
+                    agreed = np.concatenate([numbers[:_SIZES], longest[_SIZES:]])
         except Exception as error:
             self._give_up(place)
             # A rank whose data fail looks like one whose data end. It is about to say why.
             time.sleep(_TIME_TO_FAIL)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
+        watch.note_step(int(place[1]) + 1)
         self._agreed = {_key(place): agreed}
         goes_on = agreed[_COUNT] != _ENDED
         if goes_on and self.on_next_step is not None:
@@ -280,7 +281,7 @@ class _Exchange:
         expected = (self._number, *map(int, place))
         message = np.empty(4 + length, np.int64)
         while True:
-            wait_aside(self._communicator.Irecv(message, rank, self._tag))
+            wait_aside(self._communicator.Irecv(message, rank, self._tag), "data")
             said = tuple(int(number) for number in message[:3])
             if said == expected:
                 self._in_doubt = self._in_doubt or bool(message[3])  # it goes round

@@ -24,13 +24,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from tarantella.comm import notices
+from tarantella.comm import buffers, notices
 from tarantella.comm.agreement import check_same
+from tarantella.comm.phases import end_phase
 from tarantella.comm.waiting import meet, wait
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras import internals, state
+from tarantella.keras.backup import backup_of, tidying
 from tarantella.keras.callbacks import aggregates_logs, runs_on_all_ranks
-from tarantella.runtime import world
+from tarantella.runtime import messages, world
 from tarantella.runtime.configuration import configuration
 
 _PHASES = ("train", "test", "predict")
@@ -56,6 +58,7 @@ class Common:
         acts: The events of batches at which any of them might do something to the model.
         apart: Whether some ranks might do so alone.
         same_paths: The positions of callbacks that write to the same place on several ranks.
+        save_freq: How often the master's `BackupAndRestore` is to save, if it has one.
     """
 
     alike: bool
@@ -64,6 +67,7 @@ class Common:
     acts: frozenset[str]
     apart: bool
     same_paths: frozenset[int]
+    save_freq: Any
 
 
 def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
@@ -85,11 +89,12 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
         [event for event in _BATCHES if any(_acts(callback, event) for callback in callbacks)],
         any(_acts_alone(callback) for callback in callbacks),
         [_path(callback) for callback in callbacks],
+        getattr(backup_of(callbacks), "save_freq", None),
     )
     communicator = world.communicator("callbacks")
     meet(communicator)
-    everyones = communicator.allgather(own)
-    kinds, reads, acts, alone, paths = zip(*everyones, strict=True)
+    everyones = messages.allgather(own, communicator)
+    kinds, reads, acts, alone, paths, save_freqs = zip(*everyones, strict=True)
     alike = all(own_kinds == kinds[0] for own_kinds in kinds)
     at_position = list(zip(*paths, strict=True)) if alike else []
     return Common(
@@ -103,6 +108,7 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
             for position, used in enumerate(at_position)
             if used[0] is not None and len(set(used)) < len(used)
         ),
+        save_freq=save_freqs[world.get_master_rank()],
     )
 
 
@@ -206,12 +212,12 @@ def _placed(callback: Any, position: int, common: Common, changes: ExitStack) ->
         everywhere = False
     elif isinstance(callback, keras.callbacks.ModelCheckpoint) and not aggregates_logs(callback):
         everywhere = False  # on logs of their own, ranks do not agree when to save
-    if isinstance(callback, keras.callbacks.BackupAndRestore) and not world.is_master_rank():
-        yield _Restoring(callback)
-    elif everywhere or world.is_master_rank():
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        everywhere = False
+        (callback,) = tidying([callback])
+    if everywhere or world.is_master_rank():
         yield callback if aggregates_logs(callback) else _WithOwnLogs(callback)
-    writes = not everywhere or isinstance(callback, keras.callbacks.BackupAndRestore)
-    if writes and common.alike:
+    if not everywhere and common.alike:
         yield _Settling()
 
 
@@ -231,23 +237,6 @@ def _folder_of_rank(tensorboard: Any) -> Iterator[None]:
         yield
     finally:
         tensorboard.log_dir = common_folder
-
-
-class _Restoring(keras.callbacks.Callback):
-    """A `BackupAndRestore` that reads what another rank has written, and writes nothing."""
-
-    def __init__(self, callback: Any) -> None:
-        super().__init__()
-        self._callback = callback
-
-    def set_model(self, model: Any) -> None:
-        self._callback.set_model(model)
-
-    def set_params(self, params: Any) -> None:
-        self._callback.set_params(params)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._callback.on_train_begin(logs)
 
 
 class _WithOwnLogs:
@@ -418,10 +407,13 @@ class RankCallbacks(keras.callbacks.CallbackList):
         if event in self.common.acts:
             with self._event(asks_master=self.common.apart):
                 yield
-            return
-        yield
-        if event == "train_batch_end":
-            self._hear_of_stops()
+        else:
+            yield
+            in_fit = self._trains and self.common.save_freq is not None
+            if event == "train_batch_end" or (event == "test_batch_end" and in_fit):
+                self._hear_of_stops()
+        if event.endswith("begin"):
+            end_phase("between steps", [])
 
     def settle(self, problem: Exception | None = None, asks_master: bool = True) -> None:
         """Comes to the same state on all ranks, or to the same error; every rank must call it.
@@ -455,24 +447,20 @@ class RankCallbacks(keras.callbacks.CallbackList):
             self.model._take_from_master()
 
     def _told_by_master(self) -> list[float]:
-        values = [
-            float(internals.initial_epoch(self.model) or 0),
-            *(float(rate) for rate in self._learning_rates),
-        ]
+        values = [float(rate) for rate in self._learning_rates]
         return values if world.is_master_rank() else [0.0] * len(values)
 
     def _do_as_master(self, told: list[float]) -> None:
         if world.is_master_rank():
             return
-        internals.set_initial_epoch(self.model, int(told[0]) or None)
-        for rate, value in zip(self._learning_rates, told[1:], strict=True):
+        for rate, value in zip(self._learning_rates, told, strict=True):
             if float(rate) != value:
                 rate.assign(value)
 
     def _raise_together(self, problem: Exception | None) -> None:
-        own = None if problem is None else notices.packed(problem)
-        problems = [each for each in self._communicator.allgather(own) if each is not None]
-        self._shared_error = problem or notices.unpacked(problems[0])
+        own = b"" if problem is None else messages.packed_error(problem)
+        problems = [each for each in buffers.allgather_bytes(own, self._communicator) if each]
+        self._shared_error = problem or messages.unpacked_error(problems[0])
         raise self._shared_error
 
     # Stopping between events, when no callback could have asked for it
@@ -485,14 +473,14 @@ class RankCallbacks(keras.callbacks.CallbackList):
         stops = self.model._tnt_stops
         if self._heard is not None:
             request, _, said = self._heard
-            wait(request)
+            wait(request, "callbacks")
             stops.decide([wanted > 0 for wanted in said])
         own, said = np.array(stops.wanted, np.int32), np.empty(len(stops.wanted), np.int32)
         self._heard = self._communicator.Iallreduce(own, said), own, said
 
     def _forget_what_was_heard(self) -> None:
         if self._heard is not None:
-            wait(self._heard[0])
+            wait(self._heard[0], "callbacks")
             self._heard = None
 
 

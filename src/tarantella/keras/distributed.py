@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tarantella.comm.phases import end_phase
 from tarantella.data import share
 from tarantella.errors import InputError
 from tarantella.keras.feed import Feed
@@ -135,6 +136,7 @@ class DistributedDataset:
             for part in self.feed.get_tf_dataset():
                 self._counts = (int(part.count), int(part.total))
                 share.set_current(*self._counts)
+                end_phase("input", part.data)
                 yield _without_optionals(part.data)
             # Back to the batch of a loop around this one. A loop that is left before its end
             # may be followed by a step on the batch it was left with.

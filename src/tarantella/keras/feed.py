@@ -20,7 +20,7 @@ from tarantella.data.passes import Passes
 from tarantella.data.split import Split, cut, find_batch_size, split
 from tarantella.data.steps import Steps, warn_of_different_data
 from tarantella.errors import InputError
-from tarantella.keras import internals
+from tarantella.keras import arguments, internals
 from tarantella.runtime import world
 
 
@@ -89,16 +89,19 @@ class Feed(internals.DataAdapter):
             check_same(_kind(x), "the kind of data")
             if not internals.is_arrays(x):
                 randomness.share()  # before Keras has a look at the first batches
-        adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
-        if not distribute:
-            dataset = _read_in_passes(adapter, steps, anew)
-            return cls(adapter, _whole(dataset), own_data=True, steps_per_epoch=steps)
-        if internals.is_array_adapter(adapter) and arrays.can_take(internals.arrays_of(adapter)):
-            return cls(adapter, _rows_of_arrays(adapter), steps_per_epoch=steps)
-        with order.common_seed():
-            dataset = _read_in_passes(adapter, steps, anew)
-        own = cut(dataset, world.get_rank(), world.get_size())
-        return cls(adapter, own, steps_per_epoch=steps)
+        with arguments.explained(x=x, y=y, sample_weight=sample_weight):
+            adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
+            if not distribute:
+                dataset = _read_in_passes(adapter, steps, anew)
+                return cls(adapter, _whole(dataset), own_data=True, steps_per_epoch=steps)
+            if internals.is_array_adapter(adapter) and arrays.can_take(
+                internals.arrays_of(adapter)
+            ):
+                return cls(adapter, _rows_of_arrays(adapter), steps_per_epoch=steps)
+            with order.common_seed():
+                dataset = _read_in_passes(adapter, steps, anew)
+            own = cut(dataset, world.get_rank(), world.get_size())
+            return cls(adapter, own, steps_per_epoch=steps)
 
     @classmethod
     def _of_dataset(
@@ -144,6 +147,10 @@ class Feed(internals.DataAdapter):
         """Has `tell` called once, with the number of samples of all ranks in the next step."""
         self._steps.on_next_step(tell)
 
+    def begins_anew(self) -> bool:
+        """Whether an epoch of it depends on nothing but how often it was begun before."""
+        return begins_anew(self._adapter, self.steps_per_epoch)
+
     @property
     def spec(self) -> Any:
         """The structure of the data of one part."""
@@ -177,6 +184,16 @@ class Feed(internals.DataAdapter):
         if self._draws_alike:
             randomness.share()
         self._adapter.on_epoch_end()
+
+
+def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
+    """Whether the data of an epoch depend on nothing but how often they were begun before."""
+    if steps_per_epoch or adapter.num_batches is None or internals.draws_in_python(adapter):
+        return False
+    if internals.is_array_adapter(adapter):
+        return True
+    dataset = adapter.get_tf_dataset()
+    return not order.may_draw(dataset) and not order.goes_on(dataset)
 
 
 def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
@@ -288,6 +305,7 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
 def _rows_of_arrays(adapter: Any) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
     rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
+    check_same({"samples": len(rows), "batch_size": int(adapter.batch_size)}, "the arrays")
     _compare_samples(rows)
     with order.common_seed():
         indices = internals.index_adapter(adapter).get_tf_dataset()

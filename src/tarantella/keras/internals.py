@@ -16,12 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import api_export, backend
+from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import Variable as AnyVariable
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -51,10 +53,10 @@ __all__ = [
     "draws_in_python",
     "flat_layers",
     "give_losses",
+    "global_seed",
     "handles",
     "in_stateless_scope",
     "index_adapter",
-    "initial_epoch",
     "is_array_adapter",
     "is_arrays",
     "is_default",
@@ -72,7 +74,6 @@ __all__ = [
     "replaced",
     "restore_optimizer",
     "save_as",
-    "set_initial_epoch",
     "set_keras_mask",
     "take_losses",
     "wrapped_methods",
@@ -246,14 +247,10 @@ def handles(callback: Any, event: str) -> bool:
     return not all(is_default(getattr(callback, f"on_{name}")) for name in (event, old_name))
 
 
-def initial_epoch(model: keras.Model) -> int | None:
-    """The epoch at which `BackupAndRestore` has told Keras to begin."""
-    return model._initial_epoch
-
-
-def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Tells Keras to begin at an epoch, whatever `fit` is called with."""
-    model._initial_epoch = epoch
+def global_seed() -> Any | None:
+    """The state of the random numbers that are drawn without a seed, if some have been."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
 
 
 def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:

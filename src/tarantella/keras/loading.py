@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
+import numpy as np
 import yaml
 
 from tarantella.errors import InputError
 from tarantella.keras import internals
 from tarantella.keras.saving import WEIGHTS, WEIGHTS_IN_PARTS, local_path
+from tarantella.runtime.log import LOGGER
+
+_HDF5 = (".h5", ".hdf5")
 
 
 def load_model(filepath: Any, custom_objects: Any, compile_it: bool, safe_mode: bool) -> Any:
@@ -22,10 +29,68 @@ def load_model(filepath: Any, custom_objects: Any, compile_it: bool, safe_mode: 
     if path is not None and not Path(path).suffix and not Path(path).exists():
         # Keras would say that it does not know the format.
         raise InputError(f"There is no model to load: '{path}' does not exist.")
-    model = keras.models.load_model(filepath, custom_objects, compile_it, safe_mode)
-    if path is not None and path.endswith((".h5", ".hdf5")) and model.compiled:
-        internals.restore_optimizer(model, path)
+    with whole(filepath):
+        model = keras.models.load_model(filepath, custom_objects, compile_it, safe_mode)
+        if path is not None and path.endswith(_HDF5) and model.compiled:
+            internals.restore_optimizer(model, path)
+    warn_of_useless_weights(model, filepath)
     return model
+
+
+@contextmanager
+def whole(filepath: Any) -> Iterator[None]:
+    """Tells of a damaged file where Keras, which reads it, tells of what it came across."""
+    try:
+        yield
+    except Exception:
+        path = local_path(filepath)
+        damage = _damage(Path(path)) if path is not None else ""
+        if not damage:
+            raise
+        raise InputError(
+            f"The file '{path}' cannot be loaded: {damage}. It may have been cut short, or be of "
+            "another kind: load another copy of it, or save the model again."
+        ) from None
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a file that Keras could not load, if it is the file."""
+    if path.name.endswith((".keras", *_HDF5)) and path.is_dir():
+        return "it is a folder"
+    if not path.is_file():
+        return ""
+    try:
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as archive:
+                broken = archive.testzip()
+                json.loads(archive.read("config.json"))
+                names = archive.namelist()
+            if broken is not None:
+                return f"'{broken}' in it is damaged"
+            return "" if any(map(_holds_weights, names)) else "there are no weights in it"
+        if path.suffix in _HDF5:
+            h5py.File(path, "r").close()
+    except Exception as error:
+        return str(error.args[0] if error.args else error)
+    return ""
+
+
+def _holds_weights(name: str) -> bool:
+    return name.startswith("model.weights.")
+
+
+def warn_of_useless_weights(model: keras.Model, filepath: Any) -> None:
+    """Warns if a weight that was loaded has a value that is no number, or infinite."""
+    for weight in model.weights:
+        if keras.backend.is_float_dtype(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
+            LOGGER.warning(
+                "The weight '%s' in %s has values that are NaN or infinite, and so will be what "
+                "the model computes. Load a file that was saved before they came up; the callback "
+                "`keras.callbacks.TerminateOnNaN()` ends a training that comes to this.",
+                weight.path,
+                filepath,
+            )
+            return
 
 
 def find_weights(filepath: Any) -> Any:
@@ -64,7 +129,7 @@ def from_json(text: Any, custom_objects: Any = None) -> Any:
     """A model from what `to_json` has written."""
     try:
         description = json.loads(text)
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise InputError(f"This is not the text of a `to_json`, but no JSON: {error}") from None
     return _described(description, custom_objects, "to_json")
 
@@ -73,7 +138,7 @@ def from_yaml(text: Any, custom_objects: Any = None) -> Any:
     """A model from what `to_yaml` has written; nothing in it is executed."""
     try:
         description = yaml.safe_load(text)
-    except (AttributeError, yaml.YAMLError) as error:
+    except (AttributeError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"This is not the text of a `to_yaml`, but no YAML: {error}") from None
     return _described(description, custom_objects, "to_yaml")
 

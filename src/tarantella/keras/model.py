@@ -10,12 +10,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tarantella.comm.agreement import all_ranks
+from tarantella.comm.agreement import all_ranks, check_same
 from tarantella.comm.graph import Channel
+from tarantella.comm.phases import end_phase
 from tarantella.data import parts
 from tarantella.data.parts import Part
 from tarantella.errors import InputError
 from tarantella.keras import (
+    arguments,
+    backup,
     callback_list,
     internals,
     loading,
@@ -26,7 +29,7 @@ from tarantella.keras import (
 )
 from tarantella.keras.compiled import call_compiled
 from tarantella.keras.distributed import undistributed
-from tarantella.keras.feed import Feed, in_batches, split_for_validation
+from tarantella.keras.feed import Feed, begins_anew, in_batches, split_for_validation
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.step import Step, current, global_results
 from tarantella.keras.stops import Stops, StopsTogether
@@ -60,10 +63,12 @@ class RankSteps(StopsTogether, keras.Model):
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
     _tnt_functions: dict[tuple[str, bool], Any]
+    _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     def train_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().train_step(data)
+        end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("train"))
         with self._compiled_calls(self._can_be_compiled()), step.running():
             logs = step.global_logs(super().train_step(data.data))
@@ -75,20 +80,27 @@ class RankSteps(StopsTogether, keras.Model):
     def test_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().test_step(data)
+        end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("test"))
         with self._compiled_calls(), step.running():
-            return step.global_logs(super().test_step(data.data))
+            logs = step.global_logs(super().test_step(data.data))
+        end_phase("evaluation", logs)
+        return logs
 
     def predict_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().predict_step(data)
+        end_phase("input", data.data)
         layer_state = LayerState(self, data)
         with self._compiled_calls(), layer_state.recorded():
             outputs = super().predict_step(data.data)
         layer_state.combine(trained=False)
+        end_phase("prediction", outputs)
         return prediction.own_rows(outputs, data.count)
 
     def get_metrics_result(self) -> dict[str, Any]:
+        if self._tnt_passes_over:
+            return {}
         if world.get_size() == 1 or internals.in_stateless_scope():
             return super().get_metrics_result()
         compute, step = super().get_metrics_result, current()
@@ -185,6 +197,9 @@ class RankSteps(StopsTogether, keras.Model):
         with self._uncompiled_steps():
             return super().make_predict_function(force)
 
+    def _should_eval(self, *args: Any) -> Any:
+        return not self._tnt_passes_over and super()._should_eval(*args)
+
     def get_config(self) -> Any:
         return self._plain().get_config()
 
@@ -276,6 +291,13 @@ class Model(keras.Model):
         global batches, on every rank.
         """
         self._require_compiled("fit")
+        arguments.require_data(x, "fit")
+        arguments.require_whole_numbers(epochs=epochs, initial_epoch=initial_epoch)
+        arguments.require_steps(x, steps_per_epoch=steps_per_epoch)
+        if validation_data is not None or validation_split:
+            arguments.require_validation(validation_split, validation_freq)
+            validated = x if validation_data is None else validation_data
+            arguments.require_steps(validated, validation_steps=validation_steps)
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         validation_data, tnt_validation_micro_batch_size = undistributed(
             validation_data, tnt_validation_micro_batch_size
@@ -288,11 +310,28 @@ class Model(keras.Model):
                 tnt_validation_micro_batch_size,
                 "validation_",
             )
-            return super().fit(
-                x, y, batch_size, epochs, shown(verbose), callbacks, validation_split,
-                validation_data, shuffle, class_weight, sample_weight, initial_epoch,
-                steps_per_epoch, validation_steps, validation_batch_size, validation_freq,
-            )  # fmt: skip
+            given = {
+                "x": x, "y": y, "batch_size": batch_size, "epochs": epochs,
+                "verbose": shown(verbose), "callbacks": callbacks,
+                "validation_split": validation_split, "validation_data": validation_data,
+                "shuffle": shuffle, "class_weight": class_weight, "sample_weight": sample_weight,
+                "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
+                "validation_steps": validation_steps,
+                "validation_batch_size": validation_batch_size,
+                "validation_freq": validation_freq,
+            }  # fmt: skip
+            with self._kept_alone(**given) as kept:
+                return super().fit(**kept)
+        check_same(
+            {
+                "epochs": int(epochs),
+                "initial_epoch": int(initial_epoch),
+                "steps_per_epoch": tnt_distribute_dataset and str(steps_per_epoch),
+                "validation_freq": str(validation_freq),
+                "validation": bool(validation_split) or validation_data is not None,
+            },
+            "the arguments of `fit`",
+        )
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split_for_validation(
                 (x, y, sample_weight), validation_split
@@ -329,6 +368,14 @@ class Model(keras.Model):
             validation.explaining() if validation else nullcontext(),
             self._callbacks(
                 callbacks, feed, shown(verbose), epochs=epochs, add_history=True
+            ) as container,
+            backup.kept(
+                self,
+                container,
+                backup.backup_of(callback_list.listed(callbacks)),
+                container.common.save_freq,
+                feed.begins_anew,
+                initial_epoch,
             ) as callbacks,
         ):
             return super().fit(
@@ -363,6 +410,8 @@ class Model(keras.Model):
         Takes the arguments of `keras.Model.evaluate`, and two that `fit` explains.
         """
         self._require_compiled("evaluate")
+        arguments.require_data(x, "evaluate")
+        arguments.require_steps(x, steps=steps)
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
@@ -416,20 +465,25 @@ class Model(keras.Model):
 
         Takes the arguments of `keras.Model.predict`, and one that `fit` explains.
         """
+        arguments.require_data(x, "predict")
+        arguments.require_steps(x, steps=steps)
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
-            return super().predict(x, batch_size, shown(verbose), steps, callbacks)
+            with _samples_needed():
+                return super().predict(x, batch_size, shown(verbose), steps, callbacks)
         feed = Feed.of(
             x,
             batch_size=batch_size,
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
         )
-        if feed.num_batches == 0:
-            raise InputError("There are no samples in the data: `predict` needs at least one.")
         self._start_from_master(feed, again=False)
-        with feed.explaining(), self._callbacks(callbacks, feed, shown(verbose)) as callbacks:
+        with (
+            _samples_needed(),
+            feed.explaining(),
+            self._callbacks(callbacks, feed, shown(verbose)) as callbacks,
+        ):
             if callbacks.common.given:
                 with prediction.gathered_rows(self):
                     return super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
@@ -442,8 +496,8 @@ class Model(keras.Model):
         self, callbacks: Any, feed: Feed, verbose: Any, **options: Any
     ) -> Iterator[callback_list.RankCallbacks]:
         """The callbacks of a run over data, which run in step with those of the other ranks."""
-        if isinstance(callbacks, callback_list.RankCallbacks):  # of `fit`, which validates
-            yield callbacks
+        if isinstance(callbacks, (callback_list.RankCallbacks, backup.KeptCallbacks)):
+            yield callbacks  # of `fit`, which validates
             return
         options = {"epochs": 1, **options}
         options["epochs"], steps = internals.limited(
@@ -456,6 +510,57 @@ class Model(keras.Model):
             self._batch_logs(container.common.reads),
         ):
             yield container
+
+    @contextmanager
+    def _kept_alone(self, **given: Any) -> Iterator[dict[str, Any]]:
+        """The arguments of a `fit` of one rank, whose training may be backed up.
+
+        Args:
+            given: The arguments as they were passed.
+        """
+        callbacks = callback_list.listed(given["callbacks"])
+        callback = backup.backup_of(callbacks)
+        if callback is None:
+            yield given
+            return
+        data = given["x"], given["y"], given["sample_weight"]
+        validation = given["validation_data"]
+        if given["validation_split"] and validation is None:
+            data, validation = split_for_validation(data, given["validation_split"])
+        options = {
+            name: given[name]
+            for name in ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
+        }
+        adapter = internals.data_adapters.get_data_adapter(*data, **options)
+        steps = given["steps_per_epoch"]
+        epochs, shown_steps = internals.limited(given["epochs"], steps or adapter.num_batches)
+        inner = keras.callbacks.CallbackList(
+            backup.tidying(callbacks),
+            add_history=True,
+            add_progbar=given["verbose"] != 0,
+            model=self,
+            verbose=given["verbose"],
+            epochs=epochs,
+            steps=shown_steps,
+        )
+        with backup.kept(
+            self,
+            inner,
+            callback,
+            callback.save_freq,
+            lambda: begins_anew(adapter, steps),
+            given["initial_epoch"],
+        ) as container:
+            yield {
+                **given,
+                **dict.fromkeys(("y", "sample_weight", "batch_size", "class_weight")),
+                "x": adapter,
+                "shuffle": False,
+                "validation_split": 0.0,
+                "validation_data": validation,
+                "validation_batch_size": given["validation_batch_size"] or given["batch_size"],
+                "callbacks": container,
+            }
 
     # Single batches
 
@@ -572,8 +677,11 @@ class Model(keras.Model):
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Loads weights, as `keras.Model.load_weights`; with no ending, what was saved so."""
-        super().load_weights(loading.find_weights(filepath), *args, **kwargs)
+        found = loading.find_weights(filepath)
+        with loading.whole(found):
+            super().load_weights(found, *args, **kwargs)
         self._tnt_started = False
+        loading.warn_of_useless_weights(self, found)
 
     def to_yaml(self, **kwargs: Any) -> str:
         """The configuration, as `to_json` has it, in YAML.
@@ -614,9 +722,11 @@ class Model(keras.Model):
 
     def _start_from_master(self, data: Feed | Any, again: bool = True) -> None:
         """Makes all ranks hold the master's weights, if any of them may hold others."""
+        spec = data.spec if isinstance(data, Feed) else data
+        arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
-        state.build(self, data.spec if isinstance(data, Feed) else data)
+        state.build(self, spec)
         self._take_from_master()
 
     def _take_from_master(self) -> None:
@@ -643,6 +753,19 @@ def _alone(
     """The data of a rank without others, whose micro-batches are the batches."""
     x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, purpose)
     return x, options["batch_size"]
+
+
+@contextmanager
+def _samples_needed() -> Iterator[None]:
+    """Says what is wrong where Keras has no prediction to return."""
+    try:
+        yield
+    except UnboundLocalError as error:
+        if "batch_outputs" not in str(error):
+            raise
+        raise InputError(
+            "There are no samples in the data: `predict` needs at least one."
+        ) from None
 
 
 def _tell_of_own_data(purpose: str, distribute: bool) -> None:
@@ -687,6 +810,7 @@ def _wrapped(model: keras.Model) -> Any:
         _tnt_advice=normalization.Advice(),
         _tnt_compiles_calls=False,
         _tnt_functions={},
+        _tnt_passes_over=False,
         _tnt_started=False,
         _tnt_stops=Stops(),
     )

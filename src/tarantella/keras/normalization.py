@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tarantella.comm.graph import Channel
 from tarantella.comm.turns import in_turn
 from tarantella.data import share
 from tarantella.errors import InputError
@@ -131,7 +132,7 @@ def _refuse_gradients_of_gradients(*gradients: tf.Tensor) -> Any:
 
 def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     everything = np.iinfo(np.int64).max
-    return in_turn("statistics", lambda channel: channel.allreduce(tensors, everything))
+    return in_turn("statistics", lambda: Channel("statistics").allreduce(tensors, everything))
 
 
 def _masked_moments(

@@ -86,7 +86,9 @@ class Optimizer(keras.optimizers.Optimizer):
             self._check_ranks_agree(grads, variables)
             grads = gradients.sum_in_turn(gradients.weighted(grads, share.current()))
         with self._outermost():
-            return super().apply(grads, trainable_variables)
+            result = super().apply(grads, trainable_variables)
+        gradients.end_update(trainable_variables or self._trainable_variables)
+        return result
 
     @contextmanager
     def _outermost(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from tarantella.comm import agreement, buffers, notices
 from tarantella.comm.notices import Subject
 from tarantella.keras import internals
 from tarantella.keras.hdf5 import checked_writes
-from tarantella.runtime import world
+from tarantella.runtime import messages, world
 from tarantella.runtime.aside import written_aside
 
 WEIGHTS = ".weights.h5"
@@ -156,7 +156,7 @@ def _write(
         if target is None:
             save(filepath, overwrite=overwrite)
         elif overwrite or not Path(target.path).exists() or internals.may_overwrite(target.path):
-            _write_aside(save, target, alone=not everywhere)
+            write_aside(save, target, alone=not everywhere)
 
     if everywhere:
         on_all_ranks(f"{method}(tnt_save_all_devices=True)", write)
@@ -165,7 +165,14 @@ def _write(
         notices.done_by_master(Subject(method, thing), write)
 
 
-def _write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
+def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
+    """Has something saved all at once.
+
+    Args:
+        save: Writes it, given a path and the target's options.
+        target: Where to.
+        alone: Whether no other process writes there at the same time.
+    """
     parent = Path(target.path).parent
     if target.makes_parents and not parent.exists():
         parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +195,7 @@ def on_all_ranks(call: str, action: Callable[[], Any]) -> Any:
     try:
         result = action()
     except Exception as error:
-        own, problem = error, notices.packed(error)
+        own, problem = error, messages.packed_error(error)
     with agreement.turn() as comm:
         agreement.agree(call, [], comm)
         problems = buffers.allgather_bytes(problem, comm)
@@ -197,7 +204,7 @@ def on_all_ranks(call: str, action: Callable[[], Any]) -> Any:
         return result
     if own is not None and failed[0] == world.get_rank():
         raise own
-    raise _of_other_rank(notices.unpacked(problems[failed[0]]), failed[0])
+    raise _of_other_rank(messages.unpacked_error(problems[failed[0]]), failed[0])
 
 
 def _of_other_rank(error: Exception, rank: int) -> Exception:

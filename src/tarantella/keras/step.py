@@ -27,6 +27,8 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.graph import Channel
+from tarantella.comm.phases import end_phase
+from tarantella.comm.turns import in_turn
 from tarantella.data.parts import Part
 from tarantella.keras import gradients, internals
 from tarantella.keras.layer_state import LayerState
@@ -65,7 +67,7 @@ class Step:
         self.share = count / total
         # A rank without samples computes on one that counts for nothing.
         self._inflation = total / tf.maximum(count, 1.0)
-        self._gradients = Channel("gradients")
+        self._gradients = gradients.channel()
         self._losses = Channel("losses")
         self._metrics = Channel("metrics")
         self._weighted_for: set[int] = set()
@@ -140,7 +142,7 @@ class Step:
         own = tf.reduce_sum(tf.cast(keras.ops.convert_to_tensor(weights), tf.float64))
         own = tf.stop_gradient(own)
         counted = tf.where(self._has_samples, own, tf.zeros_like(own))
-        (everyones,) = self._losses.allreduce([counted], threshold=0)
+        (everyones,) = in_turn("losses", lambda: self._losses.allreduce([counted], threshold=0))
         return tf.math.divide_no_nan((own + epsilon) * self._inflation, everyones + epsilon)
 
     def _inflated_activity_regularizers(self) -> list[internals.Replacement]:
@@ -170,6 +172,7 @@ class Step:
                 return scale_loss(optimizer, loss)
             self._weighted_for.add(id(optimizer))
             loss = keras.ops.convert_to_tensor(loss)
+            end_phase("forward", loss)
             # A loss that is not reduced is summed up by the gradients: every sample counts 1.
             weight = self.share if loss.shape.rank == 0 else self._has_samples
             loss = loss * tf.cast(weight, loss.dtype)
@@ -190,12 +193,15 @@ class Step:
             if trainable_variables is not None:
                 trainable_variables = list(trainable_variables)
                 gradients.give_shapes(grads, trainable_variables)
-            if id(optimizer) not in self._weighted_for:
+            has_scaled_loss = id(optimizer) in self._weighted_for
+            if not has_scaled_loss:
                 grads = gradients.weighted(grads, self.share)
             self._weighted_for.discard(id(optimizer))
-            grads = gradients.sum_over_ranks(grads, self._gradients)
+            grads = gradients.sum_over_ranks(grads, self._gradients, has_scaled_loss)
             with self._outermost():
-                return apply(optimizer, grads, trainable_variables)
+                result = apply(optimizer, grads, trainable_variables)
+            gradients.end_update(trainable_variables or self._model.trainable_variables)
+            return result
 
         return apply_sums
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# Where callbacks leave their wish that Keras stops `fit`, `evaluate` or `predict`.
-NAMES = ("stop_training", "stop_evaluating", "stop_predicting")
+# Where callbacks leave their wish that Keras stops `fit`, `evaluate` or `predict`; and a wish that
+# comes from outside: to save, and to leave the script.
+NAMES = ("stop_training", "stop_evaluating", "stop_predicting", "leave")
 
 
 class Stops:
@@ -35,6 +36,10 @@ class Stops:
     def let_go(self) -> None:
         """What this rank wants counts again, until the next decision."""
         self._decided = None
+
+    def wants(self, name: str) -> bool:
+        """Whether this rank wants something to stop, whatever counts at present."""
+        return bool(self._wanted[name])
 
     def get(self, name: str) -> Any:
         """What counts at present."""

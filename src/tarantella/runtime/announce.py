@@ -6,19 +6,40 @@ command takes the marked lines out of it, so that nobody sees them. Standard lib
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import stat
+import sys
+import termios
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 RUN_ID = "TNT_RUN_ID"
+RESTARTS = "TNT_RESTARTS"  # how often the run was started again
+ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that take lines apart
 
 STARTED = "started"  # a rank's process is there
+ALIVE = "alive"  # it still is
+PRINTED = "printed"  # something to be shown, marked with the rank
+PRINTED_LAST = "printed last"  # something to be shown if this rank turns out to have failed
+JOINS = "joins"  # it is about to meet all the others, for the first time
+JOINED = "joined"  # it has met them
+WAITS = "waits"  # it has waited for other ranks for too long
+ELSEWHERE = "elsewhere"  # it has not come to them for long, and says what it does
+LEAVES = "leaves"  # it was asked to end, and takes some time for it
 FAILED = "failed"  # a script ended with an error, and says which
 FINISHED = "finished"  # a script came to its end
 ENDED = "ended"  # a rank's process is gone, however it went
 
-_LONGEST_CAUSE = 500  # keeps a line short enough to be written to a pipe in one piece
+# These keep a line short enough to be written to a pipe in one piece.
+_LONGEST_CAUSE = 500
+_LONGEST_PRINT = 2700
+
+_LOOK, _PATIENCE = 0.0002, 1.0  # seconds between looks at a pipe that is not empty, and in all
 
 
 @dataclass(frozen=True)
@@ -30,8 +51,13 @@ class Announcement:
         rank: the rank that speaks
         host: name of its host
         pid: the process that the message is about
-        status: its exit status; the number of a signal that ended it, negative
-        cause: why it failed, in one line
+        status: its exit status; the number of a signal that ended it, negative; for how many
+            seconds it has waited, or will take to leave
+        cause: why it failed, in one line; why it ended, if that comes from elsewhere; where it
+            waits, or is
+        launcher: the identity of the launcher's process that has started it
+        stream: where it has printed something: 1 or 2
+        text: what it has printed, in base64
     """
 
     kind: str
@@ -40,11 +66,30 @@ class Announcement:
     pid: int
     status: int = 0
     cause: str = ""
+    launcher: str = ""
+    stream: int = 0
+    text: str = ""
+
+    @property
+    def printed(self) -> bytes:
+        return b64decode(self.text)
 
 
 def mark(run_id: str) -> bytes:
     """How the marked lines of a run begin."""
     return b"\x1etarantella:" + run_id.encode() + b":"
+
+
+def prints(kind: str, rank: int, host: str, stream: int, printed: bytes) -> Iterator[Announcement]:
+    """The announcements that carry what a rank has printed."""
+    for start in range(0, len(printed), _LONGEST_PRINT):
+        text = b64encode(printed[start : start + _LONGEST_PRINT]).decode()
+        yield Announcement(kind, rank, host, os.getpid(), stream=stream, text=text)
+
+
+def is_run_by_command() -> bool:
+    """Whether the command has started this process, and listens."""
+    return bool(os.environ.get(RUN_ID))
 
 
 def announce(announcement: Announcement, descriptor: int = 2) -> None:
@@ -54,10 +99,29 @@ def announce(announcement: Announcement, descriptor: int = 2) -> None:
         return
     content = asdict(announcement)
     content["cause"] = announcement.cause[:_LONGEST_CAUSE]
+    send(mark(run_id) + json.dumps(content).encode() + b"\n", descriptor)
+
+
+def send(line: bytes, descriptor: int = 2) -> None:
+    """Write a marked line so that it arrives in one piece.
+
+    Some launchers carry home what they find in the pipe in pieces of a few kilobytes, and a piece
+    of another rank's may come in between. A line that is alone in the pipe is one piece.
+    """
     with suppress(OSError):  # nobody listens any more
-        os.write(descriptor, mark(run_id) + json.dumps(content).encode() + b"\n")
+        deadline = time.monotonic() + (_PATIENCE if os.environ.get(ONE_BY_ONE) else 0)
+        while _unread(descriptor) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        os.write(descriptor, line)
 
 
 def parse(line: bytes, run_id: str) -> Announcement:
     """The announcement in a marked line."""
     return Announcement(**json.loads(line[len(mark(run_id)) :]))
+
+
+def _unread(descriptor: int) -> int:
+    """How much is in a pipe; 0 if it is none."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)

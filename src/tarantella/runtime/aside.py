@@ -6,6 +6,7 @@ with what a killed process has written, finds the old or the new. Standard libra
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -15,6 +16,10 @@ from pathlib import Path
 
 _MARK = ".saving-"
 _REPLACED = "replaced"
+
+# From the C library's headers.
+_FROM_HERE = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextmanager
@@ -42,7 +47,7 @@ def written_aside(path: str | Path, writer: int = 0, alone: bool = True) -> Iter
     try:
         for leftover in _leftovers(target) if alone else [folder]:
             _remove(leftover, target)
-        folder.mkdir()
+        folder.mkdir(0o700)
         try:
             yield folder / target.name
             _publish(folder, target)
@@ -51,6 +56,14 @@ def written_aside(path: str | Path, writer: int = 0, alone: bool = True) -> Iter
     except Exception as error:
         # Where it was really written is none of the user's business.
         raise _renamed(error, folder, str(path)) from error.__cause__
+
+
+def recover(path: str | Path) -> None:
+    """Puts back what a killed process had taken away to put something else in its place."""
+    target = Path(os.path.realpath(path))
+    if not target.exists() and target.parent.exists():
+        for leftover in _leftovers(target):
+            _remove(leftover, target)
 
 
 def _renamed(error: Exception, folder: Path, path: str) -> Exception:
@@ -105,8 +118,8 @@ def _replace(new: Path, target: Path, old: Path) -> None:
 
 def _replace_folder(new: Path, target: Path, old: Path) -> None:
     """Puts a folder in the place of another one, which other writers may do at the same time."""
-    while True:
-        # No name can be given to a folder that another one has: for a moment, there is none.
+    while not (target.exists() and _exchange(new, target)):
+        # Where folders cannot be exchanged, there is none for a moment.
         with suppress(FileNotFoundError):
             target.rename(old)
         try:
@@ -119,6 +132,17 @@ def _replace_folder(new: Path, target: Path, old: Path) -> None:
         finally:
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Gives each the other's name, at once; returns whether this system and its files allow it."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:  # not Linux, or one that is older
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    status: int = rename(_FROM_HERE, names[0], _FROM_HERE, names[1], _RENAME_EXCHANGE)
+    return status == 0
 
 
 def _names(folder: Path) -> set[str]:

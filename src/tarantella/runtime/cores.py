@@ -28,6 +28,16 @@ def core_limit(
     return min(limits, default=None)
 
 
+def parse_list(text: str) -> list[int]:
+    """The numbers in a list like `0-3,8,10-11`, as Linux writes it."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
 def thread_share(
     mine: frozenset[int], of_all: tuple[frozenset[int], ...], limit: int | None
 ) -> int:

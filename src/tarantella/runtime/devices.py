@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
-from tarantella.runtime import world
-from tarantella.runtime.configuration import Configuration, configuration
+from tarantella.errors import InputError
+from tarantella.runtime import launcher, world
+from tarantella.runtime.configuration import Configuration, configuration, of_rank
 from tarantella.runtime.cores import thread_share
 from tarantella.runtime.imports import when_imported
 from tarantella.runtime.log import LOGGER
@@ -19,8 +20,8 @@ from tarantella.runtime.world import Place
 
 # A collective that waits for other ranks occupies one of TensorFlow's inter-op threads. With too
 # few of them nothing is left to compute what the others wait for, and the run stands still. A
-# step waits in five places at most: gradients, metrics, losses, layers and statistics.
-LEAST_INTER_OP_THREADS = 6
+# step waits in six places at most: dense and sparse gradients, metrics, losses, layers, statistics.
+LEAST_INTER_OP_THREADS = 7
 
 
 def configure() -> None:
@@ -28,7 +29,12 @@ def configure() -> None:
 
     In a serial run TensorFlow is left alone.
     """
-    settings = configuration()
+    try:
+        settings = configuration()
+    except InputError:
+        if launcher.is_command():
+            return  # it tells the user, in better words than an import can
+        raise
     if world.get_size() > 1 or settings.no_gpu or settings.gpus is not None:
         when_imported("tensorflow", lambda: _configure(settings))
 
@@ -52,11 +58,12 @@ def _configure(settings: Configuration) -> None:
 
 def thread_count(settings: Configuration) -> int:
     """How many threads are this rank's share of the cores of its host."""
-    return _number("OMP_NUM_THREADS") or settings.threads or _even_share()
+    planned = of_rank(settings.threads, world.get_rank())
+    return _number("OMP_NUM_THREADS") or planned or _even_share()
 
 
 def choose_gpu(
-    count: int, local_rank: int, places: tuple[Place, ...], order: tuple[int, ...] | None
+    count: int, local_rank: int, places: tuple[Place, ...], planned: int | None
 ) -> int | None:
     """The GPU of a rank, of those it sees; None if they do not suffice for the ranks of the host.
 
@@ -64,13 +71,13 @@ def choose_gpu(
         count: how many GPUs this rank sees
         local_rank: the number of this rank on its host
         places: where each rank of the host runs
-        order: the GPUs by local rank, where the command has planned them
+        planned: the GPU that the command has planned for it
     """
     seen = [place.gpus for place in places]
     if count == 1 and len(seen) > 1 and None not in seen and len(set(seen)) == len(seen):
         return 0  # a scheduler shows to each rank a GPU of its own
-    wanted = order[local_rank] if order and local_rank < len(order) else local_rank
-    enough = order is not None or count >= len(places)
+    wanted = local_rank if planned is None else planned
+    enough = planned is not None or count >= len(places)
     return wanted if enough and wanted < count else None
 
 
@@ -80,7 +87,8 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
         tf.config.set_visible_devices([], "GPU")
         return
     local_rank, places = world.get_local_rank(), world.get_local_places()
-    chosen = choose_gpu(len(gpus), local_rank, places, settings.gpus)
+    planned = of_rank(settings.gpus, world.get_rank())
+    chosen = choose_gpu(len(gpus), local_rank, places, planned)
     if chosen is not None:
         tf.config.set_visible_devices(gpus[chosen], "GPU")
         tf.config.experimental.set_memory_growth(gpus[chosen], True)

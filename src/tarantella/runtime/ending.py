@@ -22,7 +22,7 @@ RUN_BY_COMMAND = "_tarantella_script"
 
 _pid = 0
 _uncaught_exit: int | None = None
-_last_things: list[Callable[[], None]] = []
+_last_things: list[tuple[Callable[[], None], bool]] = []
 
 
 class Exit(SystemExit):
@@ -53,9 +53,14 @@ def install() -> None:
     _install_exit_hook()
 
 
-def before_end(function: Callable[[], None]) -> None:
-    """Has a function called on every rank when all end normally, before MPI does."""
-    _last_things.append(function)
+def before_end(function: Callable[[], None], by_mpi: bool = True) -> None:
+    """Has a function called on every rank when all end normally, before MPI does.
+
+    Args:
+        function: The function.
+        by_mpi: Whether it communicates: not if the script has ended MPI itself.
+    """
+    _last_things.append((function, by_mpi))
 
 
 def _install_exception_hook() -> None:
@@ -94,7 +99,8 @@ def _finalize() -> None:
     if _uncaught_exit:
         failure.abort(_uncaught_exit)
     mpi = failure.running_mpi()
-    if mpi is not None:
-        for function in _last_things:
+    for function, by_mpi in _last_things:
+        if mpi is not None or not by_mpi:
             function()
+    if mpi is not None:
         mpi.Finalize()

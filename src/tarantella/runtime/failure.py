@@ -8,13 +8,15 @@ than the rank before it, and is gone by then. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
+import signal
 import socket
 import sys
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -27,10 +29,26 @@ BAD_INPUT = 2
 # What TensorFlow puts in front of a page of text with the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
 _ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
+_OPERATION = "[[{{node "  # comes right behind the cause
+# What Keras puts in front of the cause, which it prints in bold letters.
+_KERAS_SAYS = "Exception encountered when calling "
+_LETTERS = re.compile(r"\x1b\[\d*m")
 
 _PACKAGE = Path(__file__).absolute().parent.parent
 _SHORTEST_TURN, _EACH_RANK, _LONGEST_TURN = 0.6, 0.05, 2.0  # seconds
 _TIME_TO_READ = 0.2  # seconds for the launcher to pass on what was printed; an abort drops the rest
+
+
+class Terminated(SystemExit):
+    """This rank leaves because SIGTERM has asked it to.
+
+    Args:
+        cause: how it came to that, in one line
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.tnt_cause = cause
 
 
 def exit_status(error: BaseException) -> int:
@@ -53,15 +71,24 @@ def is_ours(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """The cause in one line, for the message that names the rank."""
     if isinstance(error, SystemExit):
+        if hasattr(error, "tnt_cause"):  # its class may have been loaded twice
+            return str(error.tnt_cause)
         return str(error.code) if isinstance(error.code, str) else f"sys.exit({error.code})"
     if is_ours(error):
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     text = traceback.format_exception_only(type(error), error)[-1]
     first, _, more = text.partition("\n")
+    lines = [line.strip() for line in _LETTERS.sub("", more).splitlines() if line.strip()]
+    causes: list[str] = []
     if first.endswith(_TENSORFLOW_SAYS):
-        causes = [line.strip() for line in more.splitlines() if _ERROR.match(line)]
-        return f"{first} {causes[-1]}" if causes else first
-    return first
+        causes = [line for line in lines if _ERROR.match(line)] or [
+            line
+            for line, next_line in itertools.pairwise(lines)
+            if next_line.startswith(_OPERATION)
+        ]
+    elif _KERAS_SAYS in first or first.endswith(":"):
+        causes = lines[:1]
+    return f"{first} {causes[-1]}" if causes else first
 
 
 def show(error: BaseException) -> None:
@@ -99,7 +126,7 @@ def fail(error: BaseException, descriptor: int = 2) -> int:
         The exit status to end with. It returns only where MPI does not run.
     """
     rank = launcher.rank_by_launcher()
-    _wait_for_turn(rank)
+    _wait_for_turn(rank, error)
     show(error)
     status = exit_status(error)
     announce(
@@ -115,7 +142,7 @@ def fail(error: BaseException, descriptor: int = 2) -> int:
 def abort(status: int) -> None:
     """End all ranks, if MPI runs in this process, after what was printed has been shown."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads it
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads it
             stream.flush()
     mpi = running_mpi()
     if mpi is not None:
@@ -131,14 +158,18 @@ def running_mpi() -> ModuleType | None:
     return mpi
 
 
-def _wait_for_turn(rank: int) -> None:
+def _wait_for_turn(rank: int, error: BaseException) -> None:
+    if getattr(error, "_tnt_is_echo", False):
+        # It is another rank's, who is to speak first.
+        time.sleep(_LONGEST_TURN + _SHORTEST_TURN)
     if rank > 0:
         time.sleep(min(_SHORTEST_TURN + _EACH_RANK * rank, _LONGEST_TURN))
 
 
 def _is_inside(filename: str) -> bool:
     """Whether a frame belongs to Tarantella, Keras or the import system, not to the user."""
-    if filename.startswith("<frozen "):
+    # Tarantella and Keras have context managers around much of what a user calls.
+    if filename.startswith("<frozen ") or filename == contextlib.__file__:
         return True
     keras = sys.modules.get("keras")
     inside = [_PACKAGE]

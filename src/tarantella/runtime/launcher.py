@@ -8,12 +8,15 @@ only, because it is used before the package is imported.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+_OPEN_MPI = "Open MPI"
 MPI_VARIABLES = (
     # launcher, variable with the rank, variable with the number of ranks
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI (MPICH, Intel MPI or Slurm)", "PMI_RANK", "PMI_SIZE"),
     ("PMIx", "PMIX_RANK", ""),
 )
@@ -40,6 +43,12 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     if tasks is not None and tasks > 1:
         return Launch("Slurm", _number(environ, "SLURM_PROCID"), tasks)
     return None
+
+
+def is_open_mpi() -> bool:
+    """Whether Open MPI has started this process."""
+    launch = find_launch()
+    return launch is not None and launch.launcher == _OPEN_MPI
 
 
 def rank_by_launcher() -> int:
@@ -69,3 +78,8 @@ def mark_as_rank(rank: int, size: int) -> None:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     value = environ.get(name, "")
     return int(value) if value.isdigit() else None
+
+
+def is_command() -> bool:
+    """Whether this process is the `tarantella` command, and no rank."""
+    return Path(sys.argv[0]).name == "tarantella" or "tarantella.cli" in sys.orig_argv[1:3]

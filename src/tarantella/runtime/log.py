@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 
+from tarantella.runtime.announce import PRINTED, announce, is_run_by_command, prints
 from tarantella.runtime.configuration import Configuration
 
 LOGGER = logging.getLogger("tarantella")
@@ -20,6 +22,26 @@ class MarkedLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(self._mark + line for line in super().format(record).splitlines())
+
+
+class ToCommand(logging.Handler):
+    """Has the command show a message, with the rank in front of each line.
+
+    What a rank prints is shown by its own rules, and may not be shown at all.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+        self._host = socket.gethostname()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = (self.format(record) + "\n").encode(errors="replace")
+            for news in prints(PRINTED, self._rank, self._host, 2, text):
+                announce(news)
+        except Exception:
+            self.handleError(record)
 
 
 class ErrorStream(logging.Handler):
@@ -50,6 +72,10 @@ def _handler(configuration: Configuration, rank: int, size: int) -> logging.Hand
     if rank != 0 and not configuration.log_on_all_devices:
         return logging.NullHandler()
     marked = configuration.log_on_all_devices and size > 1
-    handler = ErrorStream()
-    handler.setFormatter(MarkedLines(f"[rank {rank}] " if marked else ""))
+    if marked and is_run_by_command():
+        handler: logging.Handler = ToCommand(rank)
+        handler.setFormatter(MarkedLines())
+    else:
+        handler = ErrorStream()
+        handler.setFormatter(MarkedLines(f"[rank {rank}] " if marked else ""))
     return handler

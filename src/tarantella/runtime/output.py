@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tarantella.runtime import world
+from tarantella.runtime.announce import is_run_by_command
 from tarantella.runtime.configuration import configuration
 
 _MOVES = re.compile(r"([\r\b])")
@@ -141,7 +142,8 @@ def rank_output() -> Iterator[None]:
     if sys.stdout is None or isinstance(sys.stdout, Lines | Silence):
         yield
     elif _marks_output():
-        with _printing_lines(f"[rank {world.get_rank()}] "):
+        # The command marks all that a rank prints, not only what it prints in here.
+        with _printing_lines("" if is_run_by_command() else f"[rank {world.get_rank()}] "):
             yield
     elif not world.is_master_rank():
         with Silence() as silence, _printing_to(silence), warnings.catch_warnings():

@@ -3,80 +3,360 @@
 No MPI launcher says reliably which rank ended, and by what: a status, a signal, or an `os._exit`
 that left the others waiting. The parent of a process always knows. It tells before it ends itself,
 so before the launcher can take the other ranks down: the first bad news is the cause.
+
+What the master rank prints goes its way untouched. What other ranks print is kept back, and shown
+only if they fail; or, with `TNT_OUTPUT_ON_ALL_DEVICES`, sent home so that the command can show it
+with the rank in front of each line.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+import selectors
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from tarantella.runtime import colons, launcher
-from tarantella.runtime.announce import ENDED, FAILED, STARTED, Announcement, announce
+from tarantella.errors import InputError
+from tarantella.runtime import colons, isolation, launcher, placement
+from tarantella.runtime.announce import (
+    ALIVE,
+    ENDED,
+    FAILED,
+    LEAVES,
+    PRINTED,
+    PRINTED_LAST,
+    RESTARTS,
+    RUN_ID,
+    STARTED,
+    Announcement,
+    announce,
+    mark,
+    prints,
+    send,
+)
+from tarantella.runtime.configuration import configuration
+from tarantella.runtime.failure import BAD_INPUT
+from tarantella.runtime.identity import identity
+from tarantella.runtime.last_words import LastWords
+from tarantella.runtime.leftovers import remove_leftovers
 
 NOT_STARTED = 127  # the status that shells give to a program that cannot be started
+HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life; for runs on several hosts
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2, signal.SIGCONT)  # fmt: skip
-_TIME_TO_LEAVE = 3  # seconds from SIGTERM to SIGKILL
+_TIME_TO_LEAVE = 3  # seconds from SIGTERM to SIGKILL, for a program that does nothing about it
+_TIME_TO_READ = 0.3  # seconds; Open MPI drops what is still on its way when a rank has ended
+_UNKNOWN_ERROR = 14  # Open MPI's MPI_ERR_UNKNOWN
+_PIECE = 1 << 16
+_ABORT = re.compile(rb"Abort\((-?\d+)\) on node \d+ .*?: (.*)\n?")
 _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     """Run a program with its arguments as the rank; returns its exit status."""
-    command = colons.unescaped(arguments)
     rank = launcher.rank_by_launcher()
     host = socket.gethostname()
     parent = os.getpid()
+    started = time.monotonic()
+    die_with(os.getppid(), signal.SIGTERM)
+    try:
+        command = placement.bound(colons.unescaped(arguments), rank, configuration())
+        kept = _file_for_output(rank)
+    except (InputError, OSError) as error:
+        announce(Announcement(FAILED, rank, host, parent, status=BAD_INPUT, cause=str(error)))
+        return BAD_INPUT
+    is_open = _is_open(rank)
+    pipes = [] if is_open and not configuration().output_dir else [os.pipe(), os.pipe()]
     pid = os.fork()
     if pid == 0:
-        _become(command, rank, host, parent)
-    _pass_signals_on(pid)
-    announce(Announcement(STARTED, rank, host, parent))
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _become(command, rank, host, parent, [writing for _, writing in pipes])
+    for _, writing in pipes:
+        os.close(writing)
+    program = _Program(pid, rank, host, [reading for reading, _ in pipes], is_open, kept)
+    announce(Announcement(STARTED, rank, host, parent, launcher=identity(os.getppid())))
+    status = program.wait()
+    signal.alarm(0)
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_IGN)  # too late: the end of this process is its status
-    announce(Announcement(ENDED, rank, host, pid, status=status))
+    cause = "it was asked to" if program.was_asked_to_end else _lost_peer(status)
+    announce(Announcement(ENDED, rank, host, pid, status=status, cause=cause))
+    if status != 0:
+        # A scheduler loses sight of what the rank has started, once the rank is gone.
+        _send(-pid, signal.SIGKILL)
+    if os.environ.get(HEARTBEAT) and launcher.is_open_mpi():
+        time.sleep(_TIME_TO_READ)
+    if program.was_asked_to_end:
+        # Whoever has asked may be a scheduler, which lets nobody else come to this host afterwards.
+        remove_leftovers(time.monotonic() - started)
     return status if status >= 0 else 128 - status
 
 
-def _become(command: list[str], rank: int, host: str, parent: int) -> NoReturn:
+def _lost_peer(status: int) -> str:
+    """Open MPI ends a rank like this when the connection to another one is gone."""
+    return "it lost another rank" if status == _UNKNOWN_ERROR and launcher.is_open_mpi() else ""
+
+
+def _file_for_output(rank: int) -> int | None:
+    """Where all that a rank prints is kept, if it is."""
+    if not configuration().output_dir:
+        return None
+    folder = Path(configuration().output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    # A run that is started again goes on where it has failed.
+    begin = 0 if int(os.environ.get(RESTARTS) or 0) else os.O_TRUNC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | begin
+    return os.open(folder / f"rank-{rank}.txt", flags, 0o666)
+
+
+def _is_open(rank: int) -> bool:
+    """Whether what this rank prints is shown as it is."""
+    launch = launcher.find_launch()
+    alone = launch is None or launch.size == 1
+    return alone or (rank == 0 and not configuration().output_on_all_devices)
+
+
+def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[int]) -> NoReturn:
+    errors = os.dup(2)  # where the command listens
     try:
-        # A group of its own: a signal to the supervisor's group comes once, passed on from there.
+        # A group of its own: a signal to the supervisor's group comes once, passed on from there;
+        # and what it starts can be ended with it.
         os.setpgid(0, 0)
-        _die_with(parent)
+        die_with(parent, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a script has started us with &
         # mpiexec gives some ranks an input that never ends: reading it would wait for ever.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for stream, pipe in enumerate(pipes, 1):
+            os.dup2(pipe, stream)
         os.execvp(command[0], command)
     except OSError as error:
         cause = f"cannot start {command[0]}: {error.strerror}"
-        announce(Announcement(FAILED, rank, host, os.getpid(), status=NOT_STARTED, cause=cause))
+        news = Announcement(FAILED, rank, host, os.getpid(), status=NOT_STARTED, cause=cause)
+        announce(news, errors)
     os._exit(NOT_STARTED)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is killed, where it can."""
+def die_with(parent: int, number: int) -> None:
+    """Have the kernel send this process a signal when its parent is killed, where it can."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(NOT_STARTED)
 
 
-def _pass_signals_on(pid: int) -> None:
-    def pass_on(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM:
-            signal.alarm(_TIME_TO_LEAVE)
-        _send(pid, signal.SIGKILL if number == signal.SIGALRM else number)
+class _Program:
+    """The running program of a rank: carries what it prints, and signals, until it ends.
 
-    for number in (*_PASSED_ON, signal.SIGALRM):
-        signal.signal(number, pass_on)
+    Args:
+        pid: its process
+        rank: its rank
+        host: name of this host
+        pipes: where its output and its errors come from; none if they go their own way
+        is_open: whether what it prints is shown as it is
+        kept: the file for all that it prints, if there is one
+    """
+
+    def __init__(
+        self, pid: int, rank: int, host: str, pipes: list[int], is_open: bool, kept: int | None
+    ) -> None:
+        self._is_open = is_open
+        self._kept = kept
+        self._pid = pid
+        self._rank = rank
+        self._host = host
+        self._started = time.monotonic()
+        self._status: int | None = None
+        self.was_asked_to_end = False
+        self._needs_time = False
+        self._mark = mark(os.environ.get(RUN_ID, ""))
+        self._unparsed = b""  # the start of an announcement that the program is making
+        self._last_words = LastWords()
+        self._heartbeat = float(os.environ.get(HEARTBEAT) or 0) or None
+        self._selector = selectors.DefaultSelector()
+        for stream, pipe in enumerate(pipes, 1):
+            os.set_blocking(pipe, False)
+            self._selector.register(pipe, selectors.EVENT_READ, stream)
+        self._watch_signals()
+
+    def wait(self) -> int:
+        """Returns the exit status; the number of a signal that ended it, negative."""
+        next_beat = time.monotonic() + (self._heartbeat or 0)
+        self._look()  # it may have ended before signals were watched
+        while self._status is None:
+            pause = None if self._heartbeat is None else max(0.0, next_beat - time.monotonic())
+            for key, _ in self._selector.select(pause):
+                self._read(key.fd, key.data)
+            self._look()
+            if self._needs_time:
+                self._needs_time = False
+                seconds = configuration().grace_seconds
+                announce(Announcement(LEAVES, self._rank, self._host, self._pid, seconds))
+            if self._heartbeat is not None and time.monotonic() >= next_beat:
+                next_beat += self._heartbeat
+                self._show_life()
+        for key in list(self._selector.get_map().values()):
+            self._read(key.fd, key.data, to_the_end=True)
+        if self._status != 0 and not self.was_asked_to_end:
+            self._speak_last()
+        return self._status
+
+    def _look(self) -> None:
+        with suppress(ChildProcessError):
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+
+    def _show_life(self) -> None:
+        announce(Announcement(ALIVE, self._rank, self._host, os.getpid()))
+        if isolation.is_cut_off(os.getppid()):
+            # Nobody can tell us to end any more, and nobody waits for us either.
+            _tidy_up_after(os.getppid(), time.monotonic() - self._started)
+            self.was_asked_to_end = True
+            _send(self._pid, signal.SIGKILL)
+            _send(os.getppid(), signal.SIGTERM)
+
+    def _read(self, pipe: int, stream: int, to_the_end: bool = False) -> None:
+        while True:
+            try:
+                data = os.read(pipe, _PIECE)
+            except BlockingIOError:
+                return
+            if not data:
+                self._selector.unregister(pipe)
+                return
+            if stream:  # the others only say that a signal has come
+                self._take(stream, data)
+            if not to_the_end:
+                return
+
+    def _take(self, stream: int, data: bytes) -> None:
+        """Send on, or keep, what the program has printed; what it announces always goes on."""
+        if stream == 2:
+            data, self._unparsed = self._unparsed + data, b""
+            while (start := data.find(self._mark)) >= 0:
+                end = data.find(b"\n", start)
+                if end < 0:
+                    self._unparsed = data[start:]
+                    data = data[:start]
+                    break
+                self._show(2, data[:start])
+                self._pass_on(data[start : end + 1])
+                data = data[end + 1 :]
+            if abort := _ABORT.search(data):
+                self._show(2, data[: abort.start()])
+                self._hear_abort(abort)
+                data = data[abort.end() :]
+        self._show(stream, data)
+
+    def _hear_abort(self, abort: re.Match[bytes]) -> None:
+        """MPICH says so before it ends all ranks, for the program or for an error of its own.
+
+        It may end this process as well before it gets to tell.
+        """
+        said = abort[2].decode(errors="replace")
+        called = "called MPI_Abort" in said
+        self._show(2, b"" if called else abort[0])
+        self._speak_last()
+        cause, status = "it called MPI_Abort" if called else said, int(abort[1]) & 0xFF or 1
+        announce(Announcement(FAILED, self._rank, self._host, self._pid, status, cause))
+
+    def _show(self, stream: int, data: bytes) -> None:
+        if self._kept is not None:
+            _write(self._kept, data)  # a full disk ends no run
+        if self._is_open:
+            _write(stream, data)
+            return
+        if not configuration().output_on_all_devices:
+            self._last_words.add(stream, data)
+            return
+        for news in prints(PRINTED, self._rank, self._host, stream, data):
+            announce(news)
+
+    def _pass_on(self, line: bytes) -> None:
+        if f'"kind": "{FAILED}"'.encode() in line:
+            self._speak_last()
+        send(line)
+
+    def _speak_last(self) -> None:
+        for stream, data in self._last_words.take():
+            for news in prints(PRINTED_LAST, self._rank, self._host, stream, data):
+                announce(news)
+
+    def _watch_signals(self) -> None:
+        """Have signals wake the loop up, and go on to the program."""
+        reading, writing = os.pipe()
+        for pipe in (reading, writing):
+            os.set_blocking(pipe, False)
+        self._selector.register(reading, selectors.EVENT_READ, 0)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            self._end(number)
+
+        for number in (*_PASSED_ON, signal.SIGALRM):
+            signal.signal(number, pass_on)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop up
+
+    def _end(self, number: int) -> None:
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.was_asked_to_end = True
+        if number == signal.SIGTERM:
+            self._needs_time = _catches(self._pid, number)
+            grace = configuration().grace_seconds if self._needs_time else 0
+            signal.alarm(max(grace, _TIME_TO_LEAVE))
+        _send(self._pid, signal.SIGKILL if number == signal.SIGALRM else number)
+
+
+def _tidy_up_after(launcher_pid: int, seconds: float) -> None:
+    """Has another process remove what the launcher on this host leaves, which may end us.
+
+    Args:
+        launcher_pid: the launcher's process on this host
+        seconds: the age of the run
+    """
+    supervisor = os.getpid()
+    if os.fork():
+        return
+    os.setsid()
+    for number in (*_PASSED_ON, signal.SIGALRM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    deadline = time.monotonic() + _TIME_TO_LEAVE * 3
+    while time.monotonic() < deadline and any(map(_is_there, (launcher_pid, supervisor))):
+        time.sleep(0.1)
+    time.sleep(0.1)
+    remove_leftovers(seconds + _TIME_TO_LEAVE * 3)
+    os._exit(0)
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a program has something of its own to do when a signal comes; Linux only."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (number - 1) & 1)
+    return False
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with suppress(OSError):  # nobody listens any more, or a disk is full
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
 
 
 def _send(pid: int, number: int) -> None:
+    """Send a signal to a process, or to a group of them if the number is negative."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log
+from tarantella.runtime import ending, launcher, log, messages, watch
+from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.cores import core_limit, usable_cores
 from tarantella.runtime.launcher import Launch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PURPOSES = (
     "collectives",
     "gradients",
+    "sparse gradients",
     "metrics",
     "losses",
     "layers",
@@ -64,6 +66,7 @@ _started = False
 _rank = 0
 _size = 1
 _places: tuple[Place, ...] = (_this_place(),)
+_several_hosts = False
 _communicators: dict[str, Intracomm] = {}
 _pid = 0  # the process that MPI runs in; 0 where it does not
 
@@ -84,11 +87,36 @@ def start() -> None:
     else:
         ending.install()
         if launch is not None:
+            _tell(JOINS, launch)
             _start_mpi(launch)
-    log.configure(_settings_for_log(), _rank, _size)
+            _tell(JOINED, launch)
+    settings = _settings()
+    log.configure(settings, _rank, _size)
+    if _pid and _size > 1 and settings.stall_seconds:
+        watch.start(_rank, settings.stall_seconds)
+    name = _timeline_of_master(settings) if parent is None else ""
+    if name:
+        from tarantella.runtime import timeline
+
+        timeline.start(name)
 
 
-def _settings_for_log() -> Configuration:
+def _tell(kind: str, launch: Launch) -> None:
+    if launch.size != 1:
+        rank = launcher.rank_by_launcher()
+        announce(Announcement(kind, rank, socket.gethostname(), os.getpid()))
+
+
+def _timeline_of_master(settings: Configuration) -> str:
+    """The file for a timeline, also where a launcher has given the variable to the master only."""
+    if launcher.is_command():
+        return ""
+    if _size == 1:
+        return settings.timeline
+    return str(messages.bcast(settings.timeline, _communicators["control"]))
+
+
+def _settings() -> Configuration:
     try:
         return configuration()
     except InputError:
@@ -134,6 +162,11 @@ def get_host_names() -> tuple[str, ...]:
     return tuple(place.host for place in _places)
 
 
+def has_several_hosts() -> bool:
+    """Whether the ranks of this run are on more than one host."""
+    return _several_hosts
+
+
 def get_places() -> tuple[Place, ...]:
     """Where each rank runs."""
     return _places
@@ -157,7 +190,7 @@ def communicator(purpose: str) -> Intracomm:
 
 
 def _start_mpi(launch: Launch) -> None:
-    global _rank, _size, _places, _pid
+    global _rank, _size, _places, _several_hosts, _pid
     if "tensorflow" not in sys.modules:
         # TensorFlow tells on its way up how it was built, and would do so on every rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -179,11 +212,21 @@ def _start_mpi(launch: Launch) -> None:
         )
     world = MPI.COMM_WORLD
     if launch.size is not None and launch.size != world.Get_size():
-        _refuse_other_library(launch, world.Get_size(), _name_of_library(MPI))
-    _communicators.update({purpose: world.Dup() for purpose in PURPOSES})
+        size, library = world.Get_size(), _name_of_library(MPI)
+        if size == 1:
+            MPI.Finalize()  # there is nobody to end, and nothing has to be left behind
+        _refuse_other_library(launch, size, library)
+    _communicators.update({name: watch.watched(world.Dup(), name) for name in PURPOSES})
     _pid = os.getpid()
     _rank, _size = world.Get_rank(), world.Get_size()
-    _places = tuple(_communicators["control"].allgather(_this_place()))
+    here = _this_place()
+    places = messages.allgather(
+        [here.host, sorted(here.cores), here.gpus, here.core_limit], _communicators["control"]
+    )
+    _places = tuple(
+        Place(host, frozenset(cores), gpus, limit) for host, cores, gpus, limit in places
+    )
+    _several_hosts = len(set(get_host_names())) > 1
     ending.before_end(_settle)
     launcher.mark_as_rank(_rank, _size)
 
@@ -199,6 +242,12 @@ def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
     """End a run whose launcher and whose MPI library do not know each other."""
     if launch.rank:
         sys.exit(2)  # one of the processes says it, the others are in the same state
+    if launch.launcher == "Slurm":
+        raise TarantellaError(
+            f"srun has started {launch.size} ranks, but the MPI library that mpi4py has loaded, "
+            f"{library}, sees {size}, as it was not told of the others: start them with `srun "
+            "--mpi=pmi2`, or with `srun --mpi=pmix` for Open MPI, or with the tarantella command."
+        )
     raise TarantellaError(
         f"The launcher, {launch.launcher}, has started {launch.size} ranks, but the MPI library "
         f"that mpi4py has loaded, {library}, sees {size}: they are of different MPI "

@@ -83,7 +83,7 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> bool:
-        gc.freeze()  # what is imported by now stays: collecting garbage after each test is cheap
+        gc.freeze()  # what is imported by now stays, so that collecting garbage is cheap
         missing = [nodeid for nodeid in self.plan.nodeids if nodeid not in self.items]
         self.connection.send(Ready({nodeid: self._why_not(nodeid) for nodeid in missing}))
         while isinstance(command := self.commands.get(), Run):
@@ -111,10 +111,11 @@ class Worker:
             return (yield)
         finally:
             reset_keras()
+            gc.freeze()  # Keras never lets go of graphs: they would be looked through ever again
 
 
 def reset_keras() -> None:
-    """Undo what a test may have changed for all of Keras."""
+    """Undo what a test may have changed for all of Keras, and collect garbage."""
     if "keras" not in sys.modules:
         return
     import keras

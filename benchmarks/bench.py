@@ -1,0 +1,129 @@
+"""All benchmarks, with one table in the end: what `make bench` runs.
+
+It takes about 20 minutes on two cores that do nothing else. The figures are written to
+results/results.json beside this file, and how near each way of training comes to the limit is
+drawn in results/results.png. With --quick nothing is written, unless --output says where.
+
+    python benchmarks/bench.py
+    python benchmarks/bench.py --only step --models lenet5 --candidates limit tarantella
+    python benchmarks/bench.py --quick              # does it run; the figures mean nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import allreduce
+import memory
+import rank_memory
+import report
+import startup
+import step_time
+from common import ON_THE_CPU, RANKS, printed
+from input import COST, GAIN
+from report import Figure
+
+HERE = Path(__file__).parent
+GIB, QUICK_GIB = 4.0, 0.1  # of the array that is trained from
+
+
+def main() -> None:
+    options = parsed()
+    figures: list[Figure] = []
+    try:
+        for part in options.only:
+            figures += PARTS[part](options)
+    finally:  # what there is, also if a part has failed
+        if figures:
+            print(report.table(figures))
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        report.write_json(figures, options.output / "results.json")
+        report.picture(figures, options.output / "results.png")
+        print(f"\nwritten: {options.output}/results.json and results.png")
+    missed = report.missed(figures)
+    asked = [figure for figure in figures if figure.verdict]
+    print(f"\n{len(asked) - len(missed)} of {len(asked)} figures are what is asked for.")
+    if options.quick:
+        print("That was quick, and means nothing.")
+    sys.exit(1 if options.strict and missed else 0)
+
+
+def parsed() -> Namespace:
+    """The options, if they can be met: what is missing should not be found out in the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of a few steps")
+    parser.add_argument("--strict", action="store_true", help="status 1 if a target is missed")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write results")
+    step_time.add_options(parser)
+    options = parser.parse_args()
+    if options.output is None and not options.quick:
+        options.output = HERE / "results"
+    if options.output and find_spec("matplotlib") is None:
+        parser.error("the picture needs matplotlib: `make bench` installs it")
+    if len(os.sched_getaffinity(0)) < RANKS:
+        parser.error(f"this needs {RANKS} cores")
+    return options
+
+
+def of_steps(options: Namespace) -> list[Figure]:
+    return step_time.measured(
+        step_time.Plan(options.models, options.candidates, options.rounds, options.quick)
+    )
+
+
+def of_allreduce(options: Namespace) -> list[Figure]:
+    return allreduce.measured(options.rounds, options.quick)
+
+
+def of_startup(options: Namespace) -> list[Figure]:
+    return startup.measured(options.rounds, options.quick)
+
+
+def of_memory(options: Namespace) -> list[Figure]:
+    arrays = memory.measured(QUICK_GIB if options.quick else GIB)
+    return [*rank_memory.measured(options.quick), *arrays]
+
+
+def of_input(options: Namespace) -> list[Figure]:
+    print("input ...", file=sys.stderr, flush=True)
+    arguments = ["--rounds", str(options.rounds), *(["--quick"] if options.quick else [])]
+    return read_input(printed([sys.executable, str(HERE / "input.py"), *arguments], **ON_THE_CPU))
+
+
+def read_input(text: str) -> list[Figure]:
+    """The figures in what input.py prints."""
+    number = r"([-+]?[\d.]+)%?"
+    line = rf"(jpeg|memory) +(\S.*?) +over (.+?) +{number} \({number} to {number}\)"
+    figures = []
+    for subject, what, over, *numbers in re.findall(rf"^{line}$", text, re.MULTILINE):
+        scale, unit = (1.0, "") if subject == "jpeg" else (100.0, "%")
+        gain = GAIN if what == "2 ranks" else None
+        cost = COST if what in ("arrays", "dataset") else None
+        rounds = [float(one) / scale for one in numbers]
+        figures.append(
+            Figure("input", subject, what, rounds, unit, over, at_least=gain, at_most=cost)
+        )
+    return figures
+
+
+PARTS: dict[str, Callable[[Namespace], list[Figure]]] = {
+    "step": of_steps,
+    "allreduce": of_allreduce,
+    "startup": of_startup,
+    "memory": of_memory,
+    "input": of_input,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""What was measured: as a table, as JSON, and as a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("tarantella", "tensorflow-cpu", "tensorflow", "keras", "numpy", "mpi4py")
+FORMS = {
+    "": "{:.2f}",
+    "%": "{:+.1%}",
+    "ms": "{:.1f} ms",
+    "s": "{:.1f} s",
+    "us": "{:.0f} us",
+    "GB/s": "{:.3g} GB/s",
+    "MiB": "{:.0f} MiB",
+}
+SUBJECTS = {
+    "lenet5": "LeNet-5",
+    "resnet50": "ResNet-50",
+    "transformer": "Transformer",
+    "mlp": "MLP,\n50 MB of gradients",
+    "embedding": "Embedding,\nsparse gradients",
+}
+HIGHEST = 1.4  # what the picture shows; a bar that is higher is cut off
+COLOURS = {"keras": "#9aa5b1", "mirrored": "#e0a458", "tarantella": "#1f7a8c"}
+NAMES = {
+    "keras": "plain Keras, one process",
+    "mirrored": "MultiWorkerMirroredStrategy, 2 workers",
+    "tarantella": "Tarantella, 2 ranks",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing that was measured.
+
+    Attributes:
+        part: The part of the benchmarks.
+        subject: What was worked on: a model, a size.
+        what: What was measured on it: a candidate, a quantity.
+        rounds: The values of all rounds; none if it could not be measured.
+        unit: A key of FORMS; a ratio has none.
+        over: What a ratio is taken to.
+        spread: The lowest and the highest value to show, if they are not those of the rounds.
+        at_least: What is asked for.
+        at_most: The same, where less is better.
+        problem: Why it was not measured.
+    """
+
+    part: str
+    subject: str
+    what: str
+    rounds: Sequence[float]
+    unit: str = ""
+    over: str = ""
+    spread: tuple[float, float] | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    problem: str = ""
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.rounds) if self.rounds else None
+
+    @property
+    def low_and_high(self) -> tuple[float, float] | None:
+        return (self.spread or (min(self.rounds), max(self.rounds))) if self.rounds else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is what was asked for; empty if nothing was."""
+        if self.at_least is None and self.at_most is None:
+            return ""
+        if self.median is None:
+            return "not measured"
+        enough = self.at_least is None or self.median >= self.at_least
+        not_too_much = self.at_most is None or self.median <= self.at_most
+        return "met" if enough and not_too_much else "MISSED"
+
+    def described(self) -> dict[str, Any]:
+        low, high = self.low_and_high or (None, None)
+        derived = {"median": self.median, "low": low, "high": high, "verdict": self.verdict}
+        kept = asdict(self) | {"spread": None, "rounds": list(self.rounds)}
+        return {
+            name: value for name, value in {**kept, **derived}.items() if value not in (None, "")
+        }
+
+
+def missed(figures: Sequence[Figure]) -> list[Figure]:
+    """Those that are not what was asked for, or could not be measured."""
+    return [figure for figure in figures if figure.verdict not in ("", "met")]
+
+
+# As a table
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """A line for each figure: median, lowest and highest value, what is asked for."""
+    rows = [("", "", "", "median", "low to high", "asked for", ""), *map(_cells, figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    aligned = [str.ljust, str.ljust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust]
+    return "\n".join(
+        "  ".join(
+            align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    form = FORMS[figure.unit].format
+    what = f"{figure.what} over {figure.over}" if figure.over else figure.what
+    target = ""
+    if figure.at_least is not None:
+        target = f">= {form(figure.at_least)}"
+    if figure.at_most is not None:
+        target = f"<= {form(figure.at_most)}"
+    if figure.median is None or figure.low_and_high is None:
+        return (
+            figure.part,
+            figure.subject,
+            what,
+            "-",
+            "",
+            target,
+            f"not measured: {figure.problem}",
+        )
+    span = " to ".join(map(form, figure.low_and_high))
+    return (figure.part, figure.subject, what, form(figure.median), span, target, figure.verdict)
+
+
+# As JSON
+
+
+def write_json(figures: Sequence[Figure], path: Path) -> None:
+    described = [
+        {name: _rounded(value) for name, value in figure.described().items()} for figure in figures
+    ]
+    content = {"machine": machine(), "figures": described}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with as many digits as mean something."""
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "system": f"{platform.system()} on {platform.machine()}",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **{package: release for package in PACKAGES if (release := _version(package))},
+        "mpi": _mpi(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _mpi() -> str:
+    """What the MPI library calls itself; it is not started here, where no rank is."""
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+    code += "print(MPI.Get_library_version().strip('\\0'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first = run.stdout.splitlines()[0] if run.stdout else ""
+    return " ".join(first.split())
+
+
+# As a picture
+
+
+def picture(figures: Sequence[Figure], path: Path) -> None:
+    """Draws how near each candidate comes to the limit, a group of bars for each model."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    ratios = [f for f in figures if f.part == "step" and f.over == "limit" and f.rounds]
+    subjects = list(dict.fromkeys(figure.subject for figure in ratios))
+    candidates = [name for name in COLOURS if name in {figure.what for figure in ratios}]
+    width = 0.8 / max(len(candidates), 1)
+    figure_, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    for number, candidate in enumerate(candidates):
+        of_candidate = [figure for figure in ratios if figure.what == candidate]
+        middles = [
+            subjects.index(figure.subject) + (number - (len(candidates) - 1) / 2) * width
+            for figure in of_candidate
+        ]
+        _bars(axes, middles, of_candidate, width)
+    axes.axhline(1, color="#333333", linewidth=1, linestyle="--", zorder=0.9)
+    axes.text(
+        len(subjects) - 0.45, 1.015, "limit", ha="right", va="bottom", fontsize=9, color="#333333"
+    )
+    axes.set_xticks(range(len(subjects)), [SUBJECTS.get(s, s) for s in subjects], fontsize=10)
+    axes.set_xlim(-0.55, len(subjects) - 0.45)
+    axes.set_ylabel("speed, relative to the limit")
+    axes.set_title(
+        "Training speed on two cores: 1 is two processes that do not communicate",
+        loc="left",
+        fontsize=11,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    axes.yaxis.grid(True, color="#e5e7eb")
+    axes.set_axisbelow(True)
+    axes.set_ylim(0, HIGHEST)
+    figure_.legend(loc="outside lower center", ncols=len(COLOURS), frameon=False)
+    figure_.savefig(path, dpi=150, facecolor="white")
+    plt.close(figure_)
+
+
+def _bars(axes: Any, middles: list[float], figures: list[Figure], width: float) -> None:
+    """The bars of one candidate, with their spread and their height in figures."""
+    heights = [statistics.median(figure.rounds) for figure in figures]
+    below = [h - min(f.rounds) for h, f in zip(heights, figures, strict=True)]
+    above = [max(f.rounds) - h for h, f in zip(heights, figures, strict=True)]
+    candidate = figures[0].what
+    axes.bar(
+        middles,
+        heights,
+        0.92 * width,
+        color=COLOURS[candidate],
+        label=NAMES[candidate],
+        yerr=(below, above),
+        error_kw={"ecolor": "#4b5563", "elinewidth": 1, "capsize": 2},
+    )
+    for middle, height, up in zip(middles, heights, above, strict=True):
+        axes.annotate(
+            f"{height:.2f}",
+            (middle, min(height + up, HIGHEST - 0.08)),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            color="#111827",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+        )

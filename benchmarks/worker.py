@@ -1,0 +1,148 @@
+"""A process whose steps are timed when its turn comes: see step_time.py, which starts it.
+
+    python benchmarks/worker.py KIND ADDRESS
+
+plain: plain Keras with all cores. ranks: one of two ranks, which also trains alone, on half the
+batch. mirrored: one of two workers of MultiWorkerMirroredStrategy, on legacy Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from common import RANKS, compiled, step_times
+from models import CASES, Case
+from turns import take_turns
+
+# As many as Tarantella gives to a rank with one compute thread.
+INTER_OP_THREADS = 7
+HEARTBEAT_MS = 600_000
+
+
+@dataclass(frozen=True)
+class Training:
+    """A compiled model, and the batch it gets in each step."""
+
+    model: Any
+    batch: int
+
+
+class Plain:
+    """Trains with Keras, in this process alone."""
+
+    def __init__(self, keras: Any = None) -> None:
+        self.keras = keras or importlib.import_module("keras")
+        self._case = CASES["lenet5"]
+        self._trainings: dict[str, Training] = {}
+
+    def build(self, model: str) -> None:
+        self._case = CASES[model]
+        self._trainings = self.trainings(self._case)
+
+    def measure(self, candidate: str, warm_up: int, steps: int) -> list[float]:
+        """The times of steps, after some that do not count."""
+        training = self._trainings[candidate]
+        data = self.feed(self._case, training.batch, warm_up + steps + 1)
+        return step_times(training.model, keras=self.keras, **data)[warm_up:]
+
+    def drop(self) -> None:
+        """Forgets the model."""
+        self._trainings = {}
+        self.keras.backend.clear_session()
+        gc.collect()
+
+    def trainings(self, case: Case) -> dict[str, Training]:
+        return {"keras": Training(self.compiled(case, case.build(self.keras)), case.batch)}
+
+    def compiled(self, case: Case, model: Any) -> Any:
+        return compiled(model, self.keras, case.momentum)
+
+    def feed(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
+        """Arguments of `fit`: data that is in memory, in batches."""
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensors(case.data(batch)).repeat(steps)
+        return {"x": dataset, "shuffle": False}
+
+
+class Ranks(Plain):
+    """Trains on a rank, and without the others for comparison."""
+
+    def __init__(self) -> None:
+        import tarantella as tnt
+
+        super().__init__()
+        self._tnt = tnt
+
+    def trainings(self, case: Case) -> dict[str, Training]:
+        alone, together = (case.build(self.keras) for _ in range(2))
+        together = self._tnt.Model(together)
+        return {
+            "limit": Training(self.compiled(case, alone), case.batch // RANKS),
+            "tarantella": Training(self.compiled(case, together), case.batch),
+        }
+
+
+class Mirrored(Plain):
+    """Trains as a worker of MultiWorkerMirroredStrategy, with one compute thread on its cores."""
+
+    def __init__(self) -> None:
+        index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // RANKS
+        os.sched_setaffinity(0, cores[index * share : (index + 1) * share])
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
+        super().__init__(importlib.import_module("tf_keras"))
+        _be_patient()
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def trainings(self, case: Case) -> dict[str, Training]:
+        with self._strategy.scope():
+            model = self.compiled(case, case.build(self.keras))
+        return {"mirrored": Training(model, case.batch // RANKS)}
+
+    def feed(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
+        """Parts that are ready: the strategy has no batch to split, and no end to agree on."""
+        import tensorflow as tf
+
+        dataset = self._strategy.distribute_datasets_from_function(
+            lambda context: tf.data.Dataset.from_tensors(case.data(batch)).repeat()
+        )
+        return {"x": dataset, "steps_per_epoch": steps}
+
+
+def _be_patient() -> None:
+    """Lets workers be silent for longer than TensorFlow's 10 s, as on a machine that is busy.
+
+    Whether they live is known here without that. There is no public way to say it.
+    """
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    here.configure_coordination_service = functools.partial(
+        here.configure_coordination_service, heartbeat_timeout_in_ms=HEARTBEAT_MS
+    )
+
+
+KINDS = {"plain": Plain, "ranks": Ranks, "mirrored": Mirrored}
+
+
+def main() -> None:
+    kind, address = sys.argv[1:]
+    worker = KINDS[kind]()
+    actions = {"build": worker.build, "measure": worker.measure, "drop": worker.drop}
+    take_turns(address, actions)
+
+
+if __name__ == "__main__":
+    main()

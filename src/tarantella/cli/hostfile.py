@@ -1,0 +1,46 @@
+"""The hosts of a run from a file: one name a line, comments and blank lines allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tarantella.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+
+
+def read_hostfile(path: str) -> tuple[str, ...]:
+    """The names in a file, in order; an InputError says what is wrong with it."""
+    if not path:
+        raise InputError("--hostfile needs the path of a file with one host name a line.")
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"There is no hostfile {path}: check its path.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"The hostfile {path} is no text: write one host name a line.") from None
+    except OSError as error:
+        raise InputError(f"The hostfile {path} cannot be read: {error.strerror}.") from None
+    lines: dict[str, int] = {}
+    names: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"Line {number} of the hostfile {path} is {name!r}, and not the name of a host: "
+                "write one name a line; --n-per-node says how many ranks there are on each."
+            )
+        if name.lower() in lines:
+            raise InputError(
+                f"The hostfile {path} names the host {name} twice, in the lines "
+                f"{lines[name.lower()]} and {number}: name each host once; --n-per-node says how "
+                "many ranks there are on each."
+            )
+        lines[name.lower()] = number
+        names.append(name)
+    if not names:
+        raise InputError(f"The hostfile {path} names no host: write one name a line.")
+    return tuple(names)

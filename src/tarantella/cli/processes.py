@@ -1,0 +1,138 @@
+"""Processes of a run on this machine: who they are, and how to end them.
+
+A run marks its processes by variables in their environment, which everything inherits that they
+start. Where there is no /proc to look into, nothing is found. Only processes of this user count.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tarantella.runtime.announce import RUN_ID
+from tarantella.runtime.identity import identity, stat_of
+from tarantella.runtime.launcher import find_launch
+from tarantella.runtime.supervisor import HEARTBEAT
+
+SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
+COMMAND = "TNT_COMMAND"  # the process of the command that started it
+MARKS = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # all that a run has of its own
+
+_PATIENCE = 2.0  # seconds until a killed process is gone
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this user.
+
+    Attributes:
+        pid: its number
+        parent: the number of its parent
+        variables: its environment when it was started
+    """
+
+    pid: int
+    parent: int
+    variables: dict[str, str]
+
+
+def own_processes() -> list[Process]:
+    """All processes of this user that can be looked into, but this one and those it comes from."""
+    found = {}
+    for folder in _PROC.glob("[0-9]*"):
+        with suppress(OSError):  # gone
+            if folder.stat().st_uid == os.getuid():
+                variables = os.fsdecode((folder / "environ").read_bytes()).split("\0")
+                pairs = dict(each.split("=", 1) for each in variables if "=" in each)
+                pid = int(folder.name)
+                found[pid] = Process(pid, int(stat_of(pid)[1]), pairs)
+    pid = os.getpid()
+    while pid in found:
+        pid = found.pop(pid).parent
+    return list(found.values())
+
+
+def of_run(run_id: str, except_launcher: int | None = None) -> list[Process]:
+    """The processes of a run.
+
+    Args:
+        run_id: the mark of the run
+        except_launcher: leave out this process and its children
+    """
+    return [
+        process
+        for process in own_processes()
+        if process.variables.get(RUN_ID) == run_id
+        and except_launcher not in (process.pid, process.parent)
+    ]
+
+
+def known_as(identities: Sequence[str]) -> list[Process]:
+    """The processes with these identities, as far as they still run."""
+    return [process for process in own_processes() if identity(process.pid) in identities]
+
+
+def of_script(script: str) -> list[Process]:
+    """The processes of all runs of a script, by the command or by an MPI launcher, and of those
+    that they have started.
+    """
+    everyone = own_processes()
+    found = {
+        process.pid: process
+        for process in everyone
+        if process.variables.get(SCRIPT) == script or _is_rank_of(process, script)
+    }
+    more = list(found.values())
+    while more:
+        more = [each for each in everyone if each.parent in found and each.pid not in found]
+        found.update((each.pid, each) for each in more)
+    return list(found.values())
+
+
+def to_be_asked(processes: Sequence[Process]) -> list[int]:
+    """Whom to ask if these are to end: the commands that have started them, as far as they run on
+    this machine, and otherwise those that none of the others has started.
+    """
+    named = {process.variables.get(COMMAND, "") for process in processes}
+    pids = {process.pid for process in processes}
+    commands = {process.parent for process in processes if str(process.parent) in named}
+    roots = {process.pid for process in processes if process.parent not in pids | commands}
+    return sorted(commands | roots)
+
+
+def end(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes that may be gone."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def kill_until_gone(find: Callable[[], list[Process]]) -> None:
+    """Kill processes, and those they start meanwhile, and wait until they are gone."""
+    deadline = time.monotonic() + _PATIENCE
+    while (found := find()) and time.monotonic() < deadline:
+        end((process.pid for process in found), signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _is_rank_of(process: Process, script: str) -> bool:
+    """Whether an MPI launcher has started a process that runs the script."""
+    if SCRIPT in process.variables or find_launch(process.variables) is None:
+        return False
+    folder = _PROC / str(process.pid)
+    with suppress(OSError):
+        words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")[1:]
+        # It may have gone to another directory since it was started.
+        for cwd in (process.variables.get("PWD", "/"), str((folder / "cwd").readlink())):
+            # The first file is the script, whatever options the interpreter has got.
+            files = (Path(cwd, word) for word in words if word)
+            first = next((file for file in files if file.is_file()), None)
+            if first is not None and os.path.realpath(first) == script:
+                return True
+    return False

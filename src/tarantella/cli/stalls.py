@@ -1,0 +1,145 @@
+"""Ranks that wait for others who do not come: who waits in what, and what the others do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tarantella.cli.outcome import Failure
+from tarantella.runtime.announce import (
+    ELSEWHERE,
+    ENDED,
+    FINISHED,
+    JOINED,
+    JOINS,
+    WAITS,
+    Announcement,
+)
+from tarantella.runtime.watch import PATIENCE
+
+_NEWS = 12.0  # seconds for which what a rank has said holds; it says it again every 5
+_TIME_FOR_NEWS = 6.0  # seconds for the others to say something, once one has
+_MOST_NAMED = 8
+_START = "the start of communication"
+
+
+class Stalls:
+    """Listens to the ranks of a run.
+
+    Args:
+        hosts: the host of each rank
+        seconds: how long a rank waits before it says so; 0: it never does
+        warns: whether there are warnings
+    """
+
+    def __init__(self, hosts: Mapping[int, str], seconds: float, warns: bool = True) -> None:
+        self._hosts = hosts
+        self._seconds = seconds
+        self._said: dict[int, tuple[float, Announcement]] = {}
+        self._finished: set[int] = set()
+        self._joins: dict[int, tuple[float, Announcement]] = {}  # since when
+        self._since: float | None = None  # when the first rank has said that it waits
+        self._has_warned = False
+        self._warns = warns
+
+    def hear(self, news: Announcement) -> None:
+        """Take note of what a rank announces."""
+        if news.kind in (FINISHED, ENDED):
+            self._finished.add(news.rank)
+        if news.kind == JOINS:
+            # MPI lets no other thread of a rank speak then.
+            self._joins[news.rank] = time.monotonic(), news
+        if news.kind in (JOINED, ENDED):
+            self._joins.pop(news.rank, None)
+        if news.kind in (WAITS, ELSEWHERE):
+            self._said[news.rank] = time.monotonic(), news
+
+    def forgive(self, seconds: float) -> None:
+        """Nobody has listened for so long."""
+        self._joins = {rank: (since + seconds, news) for rank, (since, news) in self._joins.items()}
+
+    def warning(self) -> str | None:
+        """What is to be said now, once for each stall."""
+        waiting = self._waiting()
+        if not waiting:
+            self._since, self._has_warned = None, False
+            return None
+        now = time.monotonic()
+        self._since = self._since or now
+        all_heard = not self._hosts.keys() - self._fresh().keys() - self._finished
+        if self._has_warned or not (all_heard or now - self._since > _TIME_FOR_NEWS):
+            return None
+        self._has_warned = True
+        if not self._warns:
+            return None
+        return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+
+    def failure(self) -> Failure | None:
+        """What ends the run, if ranks have waited for too long."""
+        waiting = self._waiting() if self._seconds else []
+        if max((news.status for news in waiting), default=0) <= PATIENCE * self._seconds:
+            return None
+        missing = self._missing(waiting)
+        why = f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+        too_long = f"for more than {PATIENCE} times the --stall-timeout. {why.rstrip('.')}"
+        if not missing:
+            return Failure(None, "", f"ranks have waited for each other {too_long}", 1)
+        first = missing[0]
+        return Failure(first, self._hosts[first], f"others have waited for it {too_long}", 1)
+
+    def _fresh(self) -> dict[int, Announcement]:
+        now = time.monotonic()
+        said = {rank: news for rank, (when, news) in self._said.items() if now - when < _NEWS}
+        joins = {
+            rank: replace(news, kind=WAITS, status=int(now - since), cause=_START)
+            for rank, (since, news) in self._joins.items()
+            if self._seconds and now - since > self._seconds
+        }
+        return said | joins
+
+    def _waiting(self) -> list[Announcement]:
+        return [news for _, news in sorted(self._fresh().items()) if news.kind == WAITS]
+
+    def _missing(self, waiting: Sequence[Announcement]) -> list[int]:
+        return [rank for rank in self._hosts if rank not in {news.rank for news in waiting}]
+
+    def _who_waits(self, waiting: Sequence[Announcement]) -> str:
+        by_place: dict[str, list[Announcement]] = {}
+        for news in waiting:
+            by_place.setdefault(news.cause, []).append(news)
+        return "; ".join(
+            f"{_ranks([news.rank for news in some])} {'has' if len(some) == 1 else 'have'} been "
+            f"waiting for {max(news.status for news in some)} seconds, in {place}"
+            for place, some in by_place.items()
+        )
+
+    def _who_is_missing(self, waiting: Sequence[Announcement]) -> str:
+        missing = self._missing(waiting)
+        if not missing:
+            return "So all ranks wait for each other: they must do the same, in the same order."
+        named = [self._absence(rank) for rank in missing[:_MOST_NAMED]]
+        more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
+        return f"{'; '.join([*named, *more])}."
+
+    def _absence(self, rank: int) -> str:
+        who = f"Rank {rank} on host {self._hosts[rank]} has not come"
+        news = self._fresh().get(rank)
+        if rank in self._finished or (news is not None and not news.cause):
+            return f"{who}: it is at the end of its script"
+        if news is None and self._joins:
+            return (
+                f"{who}: it may not have come to `import tarantella` yet, be stopped, or its host "
+                "may hang"
+            )
+        if news is None:
+            return f"{who}, and says nothing: it may be stopped, or its host may hang"
+        return f"{who}: it is {news.cause}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"Rank {numbers[0]}"
+    named = ", ".join(str(number) for number in numbers[:_MOST_NAMED])
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    return f"Ranks {named}{more}"

@@ -1,0 +1,58 @@
+"""Ends processes of a run on the host that it runs on, and says how many.
+
+The command runs it, here and on the other hosts: for `--cleanup`, and after a run that did not
+end by itself. Standard library only.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from typing import Any
+
+from tarantella.cli import processes
+from tarantella.cli.processes import Process
+from tarantella.cli.remote import answer
+from tarantella.runtime.leftovers import remove_leftovers
+
+SWEEP = "cli.sweep"  # this module, for those who have it run on hosts
+TIME_TO_LEAVE = 10.0  # seconds for processes that were asked to end
+
+
+def main(arguments: list[str]) -> int:
+    return answer(sweep)
+
+
+def sweep(question: dict[str, Any]) -> int:
+    """End the processes of a run, given by its `run_id` and its `launchers`, or its `script`.
+
+    The `action` is to "ask" them to end, and give them some time, to "kill" them, or to "count"
+    them only. Files that the MPI library has left are removed, if they are not older than
+    `seconds`.
+
+    Returns:
+        How many there are now.
+    """
+
+    def find() -> list[Process]:
+        if "run_id" in question:
+            launchers = question["launchers"].get(socket.gethostname(), [])
+            return processes.of_run(question["run_id"]) + processes.known_as(launchers)
+        return processes.of_script(question["script"])
+
+    found = find()
+    if question["action"] == "kill":
+        processes.kill_until_gone(find)
+    elif question["action"] == "ask":
+        # The command ends everything that it has started, in good order.
+        processes.end(processes.to_be_asked(found), signal.SIGTERM)
+        deadline = time.monotonic() + TIME_TO_LEAVE
+        while find() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    else:
+        return len(found)
+    remain = find()
+    if not remain:
+        remove_leftovers(question["seconds"])
+    return len(remain)

@@ -1,0 +1,190 @@
+"""What this rank waits for, told when it takes too long.
+
+A rank that waits for others cannot know who is missing, nor why. So a thread of each rank looks
+from time to time whether it gets on, and says so if it does not: that it waits, and in what; or
+that it does something else, and where. The command puts that together.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tarantella.runtime import failure
+from tarantella.runtime.announce import (
+    ELSEWHERE,
+    WAITS,
+    Announcement,
+    announce,
+    is_run_by_command,
+)
+from tarantella.runtime.configuration import configuration
+
+PATIENCE = 10  # times the seconds after which there is a warning, until the run is ended
+_LOOKS = 4  # in that time
+_LONGEST_PAUSE = 5.0  # seconds between looks
+
+_WORDS = {
+    "collectives": "a collective of the script",
+    "gradients": "a sum of gradients",
+    "sparse gradients": "a sum of gradients",
+    "metrics": "a sum of metrics",
+    "losses": "a sum for the loss",
+    "layers": "a sum of the state of layers",
+    "statistics": "the statistics of a batch normalization",
+    "callbacks": "what ranks settle around callbacks",
+    "notices": "a file that the master rank writes",
+    "data": "the sizes of a step's parts",
+    "control": "a check that all ranks do the same",
+}
+_BLOCKING = (
+    "Allgather",
+    "Allgatherv",
+    "Allreduce",
+    "Barrier",
+    "Bcast",
+    "Gather",
+    "Gatherv",
+    "Recv",
+    "Sendrecv",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "bcast",
+    "gather",
+    "recv",
+)
+
+_waits: dict[int, tuple[str, float]] = {}  # what is waited in, and since when
+_asleep = 0.0  # seconds for which this process was stopped, or had no core
+_moved_on = time.monotonic()
+_step = 0
+
+
+class waiting:  # noqa: N801, used like a function
+    """What is done in here, this rank cannot end without the others."""
+
+    __slots__ = ("_purpose",)
+
+    def __init__(self, purpose: str) -> None:
+        self._purpose = purpose
+
+    def __enter__(self) -> None:
+        _waits[id(self)] = (self._purpose, _clock())
+
+    def __exit__(self, *_: object) -> None:
+        global _moved_on
+        _waits.pop(id(self), None)
+        _moved_on = _clock()
+
+
+def _clock() -> float:
+    """Seconds, of which those do not count in which nobody could look at it."""
+    return time.monotonic() - _asleep
+
+
+def note_step(number: int) -> None:
+    """This rank has begun a step."""
+    global _step
+    _step = number
+
+
+def watched(communicator: Any, purpose: str) -> Any:
+    """The same communicator, of which it is known when a call of it waits."""
+
+    def method(name: str) -> Any:
+        plain = getattr(type(communicator), name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with waiting(purpose):
+                return plain(self, *args, **kwargs)
+
+        return call
+
+    methods = {name: method(name) for name in _BLOCKING}
+    kind = type("Watched", (type(communicator),), {**methods, "purpose": purpose})
+    return kind(communicator)
+
+
+def start(rank: int, seconds: float) -> None:
+    """Look from now on whether this rank waits for longer than so many seconds."""
+    descriptor = os.dup(2)  # the script may close or redirect its own
+    watch = threading.Thread(
+        target=_watch, args=(rank, seconds, descriptor), daemon=True, name="tnt-watch"
+    )
+    watch.start()
+
+
+def _watch(rank: int, seconds: float, descriptor: int) -> None:
+    def tell(kind: str, status: int, text: str) -> None:
+        news = Announcement(kind, rank, socket.gethostname(), os.getpid(), status, text)
+        announce(news, descriptor)
+
+    has_warned = False
+    while True:
+        _sleep(min(seconds / _LOOKS, _LONGEST_PAUSE))
+        purpose, waited = _longest_wait()
+        if waited > seconds:
+            where = f"{_WORDS.get(purpose, purpose)}{f' of step {_step}' if _step else ''}"
+            tell(WAITS, int(waited), where)
+            if not is_run_by_command():
+                text = f"Rank {rank} has been waiting for {waited:.0f} seconds, in {where}, for "
+                _manage_alone(f"{text}other ranks", waited, seconds, has_warned, descriptor)
+            has_warned = True
+        else:
+            has_warned = False
+            if _clock() - _moved_on > seconds:
+                tell(ELSEWHERE, 0, _place_of_script())
+
+
+def _sleep(seconds: float) -> None:
+    """Wait for so long, and take note if it was longer: this process was stopped meanwhile."""
+    global _asleep
+    before = time.monotonic()
+    time.sleep(seconds)
+    too_long = time.monotonic() - before - seconds
+    if too_long > max(2 * seconds, 1.0):
+        _asleep += too_long
+
+
+def _longest_wait() -> tuple[str, float]:
+    now = _clock()
+    waits = [(now - since, purpose) for purpose, since in list(_waits.values())]
+    waited, purpose = max(waits, default=(0.0, ""))
+    return purpose, waited
+
+
+def _manage_alone(
+    text: str, waited: float, seconds: float, has_warned: bool, descriptor: int
+) -> None:
+    """Without the command, nobody knows of the other ranks; any rank may be the one to tell."""
+    if not has_warned and configuration().log_level != "ERROR":
+        _say(f"tarantella WARNING: {text}, which may have failed or do something else.", descriptor)
+    if waited > PATIENCE * seconds:
+        _say(f"tarantella ERROR: {text}: the run is ended.", descriptor)
+        failure.abort(1)
+
+
+def _say(text: str, descriptor: int) -> None:
+    with suppress(OSError):  # nobody listens any more
+        os.write(descriptor, f"{text}\n".encode(errors="replace"))
+
+
+def _place_of_script() -> str:
+    """Where in the user's code the main thread is; empty at its end."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    libraries = {Path(os.__file__).parent, Path(__file__).parents[1]}
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        inside = libraries & set(path.parents) or "site-packages" in path.parts
+        if str(path) == script or not (inside or path.name.startswith("<")):
+            return f"in line {frame.f_lineno} of {path}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,89 @@
+"""Training on several hosts gives the weights that plain Keras gives in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Cluster
+
+SCRIPT = """
+import sys
+
+import keras
+import numpy as np
+
+serial = sys.argv[1] == "serial"
+if not serial:
+    import tarantella as tnt
+
+keras.config.set_floatx("float64")
+
+
+def lenet5():
+    return keras.Sequential([
+        keras.Input((28, 28, 1)),
+        keras.layers.Conv2D(20, 5, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Conv2D(50, 5, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(500, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+
+
+def resnet50():
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
+    return model
+
+
+STEPS = {"lenet5": 6, "resnet50": 2}
+BATCH = {"lenet5": 32, "resnet50": 12}
+for name in sys.argv[2:]:
+    steps, batch = STEPS[name], BATCH[name]
+    keras.utils.set_random_seed(1)
+    model = globals()[name]()
+    random = np.random.default_rng(2)
+    x = random.random((steps * batch - 1, *model.input_shape[1:]))
+    y = random.integers(0, 10, len(x))
+    if not serial:
+        model = tnt.Model(model)
+    model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "sparse_categorical_crossentropy")
+    history = model.fit(x, y, batch_size=batch, verbose=0).history["loss"]
+    if serial or tnt.is_master_rank():
+        np.savez(f"{sys.argv[1]}-{name}.npz", *model.get_weights(), loss=history)
+"""
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serial")
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, script, "serial", "lenet5", "resnet50"]
+    subprocess.run(command, cwd=folder, check=True, timeout=600)
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "models"), [(1, ["lenet5", "resnet50"]), (2, ["lenet5"])])
+def test_two_hosts_train_as_one_process_does(
+    ranks: int, models: list[str], cluster: Cluster, serial: Path
+) -> None:
+    script = cluster.script(SCRIPT)
+    result = cluster.run("--n-per-node", str(ranks), "--", script, "hosts", *models, timeout=600)
+    assert result.returncode == 0, result.stderr
+    for name in models:
+        ours = np.load(cluster.folder / f"hosts-{name}.npz")
+        theirs = np.load(serial / f"serial-{name}.npz")
+        assert ours.files == theirs.files
+        for key in theirs.files:
+            # Relative to the array. A bias in front of a normalization is 0, but for rounding.
+            allowed = 1e-9 * np.abs(theirs[key]).max() + 1e-12
+            np.testing.assert_allclose(ours[key], theirs[key], rtol=0, atol=allowed)

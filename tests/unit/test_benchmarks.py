@@ -1,0 +1,171 @@
+"""The benchmarks: what they make of figures, how processes take turns, and that they run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(BENCHMARKS)
+    bench, legacy, models, report, step_time, turns = (
+        importlib.import_module(name)
+        for name in ("bench", "legacy", "models", "report", "step_time", "turns")
+    )
+
+Figure = report.Figure
+
+
+# What is made of figures
+
+
+def test_a_ratio_is_taken_in_each_round_and_its_median_counts() -> None:
+    rounds = [
+        {"limit": [1.0, 2.0, 9.0], "tarantella": [2.0, 2.0, 2.0]},
+        {"limit": [3.0, 3.0, 3.0], "tarantella": [4.0, 4.0, 4.0]},
+        {"limit": [1.0, 1.0, 1.0], "tarantella": [2.0, 2.0, 2.0]},
+    ]
+    figures = step_time.figures_of("lenet5", rounds, ["limit", "tarantella"])
+    (ratio,) = [figure for figure in figures if figure.over]
+    assert (ratio.what, ratio.over, ratio.at_least) == ("tarantella", "limit", 0.95)
+    assert ratio.rounds == [1.0, 0.75, 0.5]
+    assert (ratio.median, ratio.verdict) == (0.75, "MISSED")
+
+
+def test_a_candidate_that_cannot_be_measured_is_named_with_the_reason() -> None:
+    rounds = [{"limit": [1.0], "tarantella": [1.0]}]
+    candidates = ["limit", "tarantella", "mirrored"]
+    figures = step_time.figures_of("mlp", rounds, candidates, "no network")
+    lines = [line for line in report.table(figures).splitlines() if "mirrored" in line]
+    assert len(lines) == 3
+    assert all("not measured: no network" in line for line in lines)
+    assert [(f.what, f.over) for f in report.missed(figures)] == [("tarantella", "mirrored")]
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"),
+    [
+        ({}, ""),
+        ({"at_least": 2.0}, "met"),
+        ({"at_least": 2.1}, "MISSED"),
+        ({"at_most": 2.0}, "met"),
+        ({"at_most": 1.9}, "MISSED"),
+    ],
+)
+def test_a_verdict_is_about_the_median(target: dict[str, float], verdict: str) -> None:
+    assert Figure("step", "mlp", "keras", [0.0, 2.0, 9.0], **target).verdict == verdict
+
+
+def test_results_are_written_with_the_machine_and_all_rounds(tmp_path: Path) -> None:
+    figures = [
+        Figure("step", "mlp", "tarantella", [0.98765432, 0.5, 0.75], over="limit", at_least=0.9),
+        Figure("step", "mlp", "mirrored", [], over="limit", problem="no network"),
+    ]
+    report.write_json(figures, tmp_path / "results.json")
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["machine"]["cores"] >= 1
+    assert "MPI" in content["machine"]["mpi"]
+    measured, missing = content["figures"]
+    assert measured["rounds"] == [0.9877, 0.5, 0.75]
+    assert (measured["median"], measured["low"], measured["high"]) == (0.75, 0.5, 0.9877)
+    assert measured["verdict"] == "MISSED"
+    assert missing["problem"] == "no network"
+    assert "median" not in missing
+
+
+def test_the_picture_is_drawn_also_where_a_candidate_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = [
+        Figure("step", "lenet5", "keras", [0.8, 0.9], over="limit"),
+        Figure("step", "mlp", "tarantella", [7.0], over="limit"),
+        Figure("step", "mlp", "mirrored", [], over="limit", problem="no network"),
+    ]
+    report.picture(figures, tmp_path / "results.png")
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_are_read_from_what_the_input_benchmark_prints() -> None:
+    text = (
+        "jpeg round 1: 1 rank   100.0 images/s, 2: ranks   180.0 (1.80)\n"
+        "jpeg      2 ranks      over 1 rank  1.79 (1.70 to 1.95)\n"
+        "jpeg      Two ranks are not 1.8 times as fast as one.\n"
+        "memory    halves       over parts that are ready  +4.1% (-0.5% to +7.0%)\n"
+        "memory    arrays       over parts that are ready  +1.5% (-0.5% to +2.5%)\n"
+    )
+    ranks, halves, arrays = bench.read_input(text)
+    assert (ranks.subject, ranks.what, ranks.over) == ("jpeg", "2 ranks", "1 rank")
+    assert (ranks.median, ranks.verdict) == (1.79, "MISSED")
+    assert (halves.median, halves.verdict) == (pytest.approx(0.041), "")
+    assert (arrays.low_and_high, arrays.verdict) == (pytest.approx((-0.005, 0.025)), "met")
+
+
+def test_an_environment_that_cannot_be_made_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(legacy, "tensorflow_here", lambda: ("no-such-package", "not a version"))
+    with pytest.raises(legacy.UnavailableError, match="cannot be installed"):
+        legacy.legacy_python(tmp_path / "environment")
+
+
+def test_the_gradient_of_the_embedding_is_sparse() -> None:
+    import keras
+    import tensorflow as tf
+
+    case = models.CASES["embedding"]
+    model = case.build(keras)
+    x, y = case.data(4)
+    with tf.GradientTape() as tape:
+        loss = keras.losses.sparse_categorical_crossentropy(y, model(x))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert isinstance(gradients[0], tf.IndexedSlices)
+
+
+# Processes that take turns
+
+
+def worker(crew: turns.Crew, body: str) -> turns.Command:
+    """A process that knows `work`, whose body is given."""
+    code = f"import os, sys, time, turns\ndef work(number):\n    {body}\n"
+    code += f"turns.take_turns({crew.address!r}, {{'work': work}})"
+    return turns.Command([sys.executable, "-c", code], {"PYTHONPATH": str(BENCHMARKS)})
+
+
+def test_all_processes_of_a_group_answer() -> None:
+    with turns.Crew() as crew:
+        crew.start("pair", [worker(crew, f"return number + {i}") for i in (10, 20)], 2)
+        assert sorted(crew.ask("pair", "work", number=1)) == [11, 21]
+        assert sorted(crew.ask("pair", "work", number=2)) == [12, 22]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('too large')", "ValueError: too large"),
+        ("os._exit(3)", "a process has died at 'work'"),
+        ("time.sleep(600)", "no answer to 'work'"),
+    ],
+)
+def test_a_process_that_fails_ends_the_run_with_what_it_printed(body: str, message: str) -> None:
+    begin = time.monotonic()
+    with turns.Crew(patience=5) as crew:
+        failing = worker(crew, f"print('last words', flush=True); {body}")
+        crew.start("pair", [failing, worker(crew, "time.sleep(600)")], 2)
+        with pytest.raises(SystemExit) as end:
+            crew.ask("pair", "work", number=1)
+        crew.end()
+    assert message in str(end.value)
+    assert "last words" in str(end.value)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_process_that_ends_before_its_first_turn_ends_the_run() -> None:
+    command = turns.Command([sys.executable, "-c", "print('no such model'); raise SystemExit(4)"])
+    with turns.Crew() as crew, pytest.raises(SystemExit, match="status 4") as end:
+        crew.start("one", [command], 1)
+    assert "no such model" in str(end.value)

@@ -1,0 +1,131 @@
+"""Who is named when ranks wait for others who do not come."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tarantella.cli import stalls as module
+from tarantella.cli.stalls import Stalls
+from tarantella.runtime.announce import (
+    ELSEWHERE,
+    FINISHED,
+    JOINED,
+    JOINS,
+    WAITS,
+    Announcement,
+)
+
+GRADIENTS = "a sum of gradients of step 3"
+
+
+def stalls_of(*news: Announcement, ranks: int = 3, warns: bool = True) -> Stalls:
+    stalls = Stalls({rank: f"node{rank}" for rank in range(ranks)}, 60, warns)
+    for each in news:
+        stalls.hear(each)
+    return stalls
+
+
+def waits(rank: int, seconds: int = 61, where: str = GRADIENTS) -> Announcement:
+    return Announcement(WAITS, rank, f"node{rank}", 1, status=seconds, cause=where)
+
+
+def elsewhere(rank: int, where: str = "in line 7 of train.py") -> Announcement:
+    return Announcement(ELSEWHERE, rank, f"node{rank}", 1, cause=where)
+
+
+def test_nobody_waits() -> None:
+    stalls = stalls_of(elsewhere(0), elsewhere(1), elsewhere(2))
+    assert stalls.warning() is None
+    assert stalls.failure() is None
+
+
+def test_one_does_something_else() -> None:
+    stalls = stalls_of(waits(0), elsewhere(1), waits(2))
+    assert stalls.warning() == (
+        "Ranks 0, 2 have been waiting for 61 seconds, in a sum of gradients of step 3. "
+        "Rank 1 on host node1 has not come: it is in line 7 of train.py."
+    )
+    assert stalls.warning() is None  # once is enough
+    assert stalls.failure() is None
+
+
+def test_one_is_at_its_end() -> None:
+    for end in (Announcement(FINISHED, 1, "node1", 1), elsewhere(1, "")):
+        warning = stalls_of(waits(0), end, waits(2)).warning()
+        assert warning is not None
+        assert warning.endswith(
+            "Rank 1 on host node1 has not come: it is at the end of its script."
+        )
+
+
+def test_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = stalls_of(waits(0), waits(2))
+    assert stalls.warning() is None  # it may be about to
+    monkeypatch.setattr(module, "_TIME_FOR_NEWS", -1.0)
+    warning = stalls.warning()
+    assert warning is not None
+    assert "Rank 1 on host node1 has not come, and says nothing: it may be stopped" in warning
+
+
+def test_all_wait_for_each_other() -> None:
+    stalls = stalls_of(waits(0), waits(1, where="a sum of metrics"), waits(2))
+    warning = stalls.warning()
+    assert warning is not None
+    assert "Rank 1 has been waiting for 61 seconds, in a sum of metrics" in warning
+    assert warning.endswith("they must do the same, in the same order.")
+
+
+def test_of_many_some_are_named() -> None:
+    warning = stalls_of(waits(0), *map(elsewhere, range(1, 100)), ranks=100).warning()
+    assert warning is not None
+    assert "Rank 8 on host node8" in warning
+    assert "Rank 9 " not in warning
+    assert warning.endswith("; 91 more.")
+
+
+def test_a_new_stall_is_told_of_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = stalls_of(waits(0), elsewhere(1), elsewhere(2))
+    assert stalls.warning() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_NEWS", -1.0)  # what was said is old
+        assert stalls.warning() is None
+    assert stalls.warning() is not None
+
+
+def test_too_long_is_a_failure() -> None:
+    stalls = stalls_of(waits(0, 601), elsewhere(1), waits(2, 601))
+    failure = stalls.failure()
+    assert failure is not None
+    assert (failure.rank, failure.host, failure.status) == (1, "node1", 1)
+    assert "it is in line 7 of train.py" in failure.cause
+    everyone = stalls_of(waits(0, 601), waits(1, 601), waits(2, 601)).failure()
+    assert everyone is not None
+    assert (everyone.rank, everyone.host) == (None, "")
+
+
+def test_without_warnings_it_is_still_a_failure() -> None:
+    stalls = stalls_of(waits(0, 601), elsewhere(1), waits(2, 601), warns=False)
+    assert stalls.warning() is None
+    assert stalls.failure() is not None
+
+
+def test_ranks_that_wait_for_the_first_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = stalls_of(Announcement(JOINS, 0, "node0", 1), Announcement(JOINS, 2, "node2", 1))
+    assert stalls.warning() is None
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 70)
+    assert stalls.warning() is None  # the others may be about to say something
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 80)
+    warning = stalls.warning()
+    assert warning is not None
+    assert warning.startswith("Ranks 0, 2 have been waiting for 80 seconds, in the start of comm")
+    assert "Rank 1 on host node1 has not come: it may not have come to `import" in warning
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 610)
+    failure = stalls.failure()
+    assert failure is not None
+    assert failure.rank == 1
+    for rank in (0, 2):
+        stalls.hear(Announcement(JOINED, rank, f"node{rank}", 1))
+    assert stalls.failure() is None

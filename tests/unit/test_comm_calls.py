@@ -1,0 +1,45 @@
+"""Python functions in graphs: what says when they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm.calls import call_python
+
+
+def one() -> np.float32:
+    return np.float32(1.0)
+
+
+def operations(independent: bool) -> list[Any]:
+    def traced() -> Any:
+        return [call_python(one, [], [tf.float32], independent=independent)[0] for _ in range(2)]
+
+    graph = tf.function(traced).get_concrete_function().graph
+    return [operation for operation in graph.get_operations() if operation.type == "PyFunc"]
+
+
+def test_tensorflow_keeps_the_order_of_a_program() -> None:
+    first, second = operations(independent=False)
+    assert second.control_inputs == [first]
+
+
+def test_an_independent_call_waits_for_no_other() -> None:
+    first, second = operations(independent=True)
+    assert (first.control_inputs, second.control_inputs) == ([], [])
+
+
+def test_an_independent_call_is_made_though_nobody_needs_its_result() -> None:
+    calls = []
+
+    @tf.function
+    def function(x: Any) -> Any:
+        call_python(lambda: calls.append(1) or True, [], [tf.bool], independent=True)
+        return 2 * x
+
+    assert function(tf.constant(2)) == 4
+    assert function(tf.constant(3)) == 6
+    assert len(calls) == 2
