@@ -13,7 +13,7 @@ export PIP_NO_INPUT := 1
 export PIP_USER := 0
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test cluster chaos endurance bench lint clean
+.PHONY: help quickstart test cluster chaos endurance bench docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,13 +36,16 @@ endurance: $(VENV)/.dev ## 20,000 steps on three ranks: does anything grow?
 bench: $(VENV)/.bench ## install, and measure, on a machine that does nothing else (ARGS=--help)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
+docs: $(VENV)/.docs ## build the documentation, in docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
+
 lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean: ## remove the virtual environment and everything built
-	rm -rf .venv benchmarks/.venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv benchmarks/.venv build dist docs/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.run: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,examples]'
@@ -55,6 +58,10 @@ $(VENV)/.dev: $(NEEDS)
 $(VENV)/.bench: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,bench,examples]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: $(NEEDS)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,docs]'
+	@touch $@
 
 # Some systems ship Python's venv without its pip: then the pip of $(PYTHON) brings one in.
 $(VENV)/.made: constraints.txt

@@ -13,6 +13,8 @@ from tarantella.runtime import devices, world
 from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
 if TYPE_CHECKING:
+    from tarantella import keras as keras
+    from tarantella import models as models
     from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
     from tarantella.keras.distributed import distribute_dataset
     from tarantella.keras.model import Model, ParallelStrategy, Sequential
@@ -49,14 +51,16 @@ _HOME = {
 _MODULES = ("keras", "models")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"tarantella.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # whoever checks types would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"tarantella.{name}")
+        if name not in _HOME:
+            raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

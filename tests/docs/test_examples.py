@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-LENET5 = Path(__file__).parents[2] / "examples" / "lenet5.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LENET5 = EXAMPLES / "lenet5.py"
 SHORT = "--number_epochs=1 --train_size=50 --val_size=10 --test_size=20"
 
 Shell = Callable[..., Any]
@@ -104,3 +105,43 @@ def test_lenet5_explains_a_bad_option(
         lenet5.main()
     assert end.value.code not in (None, 0)
     assert message in f"{end.value.code} {capsys.readouterr().err}"
+
+
+def test_loop_of_its_own_learns(shell: Shell) -> None:
+    finished = shell(f"tarantella -n 2 --no-gpu -- {EXAMPLES}/own_training_loop.py --epochs=5")
+    assert finished.status == 0, finished.output
+    [accuracy] = re.findall(r"test accuracy: ([\d.]+)%", finished.output)
+    assert float(accuracy) > 85
+
+
+def test_callback_on_the_master_rank_reports(shell: Shell, tmp_path: Path) -> None:
+    finished = shell(f"tarantella -n 2 --no-gpu -- {EXAMPLES}/own_callback.py --epochs=6")
+    assert finished.status == 0, finished.output
+    head, *rows = (tmp_path / "confusions.csv").read_text().splitlines()
+    assert head == "epoch,loss,accuracy,digit,taken for,times"
+    assert [row.split(",")[0] for row in rows] == list("123456")
+    assert float(rows[-1].split(",")[2]) > 0.85
+
+
+def test_training_resumes_after_a_failure_as_if_there_were_none(shell: Shell) -> None:
+    command = f"{EXAMPLES}/resume_after_failure.py --epochs=4"
+    undisturbed = shell(f"tarantella -n 2 --no-gpu -- {command}")
+    assert undisturbed.status == 0, undisturbed.output
+    failed = shell(
+        f"tarantella -n 2 --no-gpu --max-restarts 1 -- {command} --fail_at_step=50 --backup_dir=b"
+    )
+    assert failed.status == 0, failed.output
+    assert "rank 1" in failed.output
+    assert "restart 1 of 1" in failed.output
+    result = re.compile(r"loss: [\d.]+, accuracy: ([\d.]+)%, weights: (\w+)")
+    assert result.findall(failed.output) == result.findall(undisturbed.output)
+    [(accuracy, _)] = result.findall(failed.output)
+    assert float(accuracy) > 70
+
+
+def test_a_saved_model_is_taught_something_else(shell: Shell) -> None:
+    finished = shell(f"tarantella -n 2 --no-gpu -- {EXAMPLES}/transfer_learning.py")
+    assert finished.status == 0, finished.output
+    base, alone, all_of_it = map(float, re.findall(r"accuracy ([\d.]+)%", finished.output))
+    assert base > 90
+    assert all_of_it > alone > 50

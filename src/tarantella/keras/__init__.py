@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 _PUBLIC = ("callbacks", "optimizers")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tarantella.keras' has no attribute {name!r}")
-    return import_module(f"tarantella.keras.{name}")
+if not TYPE_CHECKING:  # see tarantella/__init__.py
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'tarantella.keras' has no attribute {name!r}")
+        return import_module(f"tarantella.keras.{name}")
 
 
 def __dir__() -> list[str]:

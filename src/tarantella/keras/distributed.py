@@ -101,7 +101,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The structure of this rank's elements, of `tf.TypeSpec`s."""
+        """The structure of this rank's elements, made of `tf.TypeSpec` objects."""
         return self.dataset.element_spec if self._is_plain else self.feed.spec
 
     def cardinality(self) -> int:

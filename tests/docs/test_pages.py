@@ -1,4 +1,7 @@
-"""What README and docs show works: every block is found and run, also those added later."""
+"""What README and docs show works: every block is found and run, also those added later.
+
+Job scripts are those of test_job_scripts.py, pages of examples have tests of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / "README.md").read_text()
-DOCUMENTS = [README, *(path.read_text() for path in sorted(REPOSITORY.glob("docs/*.md")))]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted(REPOSITORY.glob("docs/*.md")),
+]
 sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
 from testbed import Testbed, what_is_missing  # noqa: E402
 
@@ -25,18 +31,23 @@ Shell = Callable[..., Any]
 
 def blocks(language: str) -> list[str]:
     fenced = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    found = [block for document in DOCUMENTS for block in fenced.findall(document)]
-    return [text for name, text in found if name == language]
+    found = [block for page in PAGES for block in fenced.findall(page.read_text())]
+    return list(dict.fromkeys(text for name, text in found if name == language))
 
 
 def commands() -> Iterator[str]:
-    for block in blocks("bash"):
-        lines = block.replace("\\\n", " ").splitlines()
-        yield from (line for line in lines if line and not line.startswith("#"))
+    """Those of all blocks but job scripts, each once."""
+    lines = [
+        line
+        for block in blocks("bash")
+        if not block.startswith("#!")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    return iter(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
 
 
 def as_tested(command: str) -> tuple[str, bool]:
-    """The command to run for a command of the README, and whether it runs in the repository.
+    """The command to run for a command of a page, and whether it runs in the repository.
 
     The tests cannot run themselves, nor install anything; but they see that there is such a
     target, and that pip takes the package and the extras asked for.
@@ -46,6 +57,8 @@ def as_tested(command: str) -> tuple[str, bool]:
     if command.startswith("pip install "):
         flags = "--dry-run --no-deps --no-build-isolation"
         return command.replace("pip install", f"python -m pip install {flags}", 1), True
+    if command == "python -m build":  # test_release.py builds and installs what it makes
+        return f"{command} --version", True
     return command, False
 
 
@@ -65,19 +78,33 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_block_is_one_that_these_tests_run() -> None:
-    for document in DOCUMENTS:
-        fences = re.findall(r"^```(\w*)$", document, re.MULTILINE)
-        assert set(fences[0::2]) <= {"bash", "python"}
-        assert set(fences[1::2]) <= {""}
+    for page in PAGES:
+        fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+        of_sphinx = {"{toctree}", "{eval-rst}", "{include} ../SECURITY.md"}
+        of_sphinx |= {"{include} ../CONTRIBUTING.md", "{include} ../CHANGELOG.md"}
+        assert set(fences[0::2]) <= {"bash", "python"} | of_sphinx, page
+        assert set(fences[1::2]) <= {""}, page
 
 
-def test_every_file_that_is_linked_is_there() -> None:
-    for folder, document in [
-        (REPOSITORY, README),
-        *((REPOSITORY / "docs", d) for d in DOCUMENTS[1:]),
-    ]:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document):
-            assert (folder / link).exists(), link
+def test_blocks_with_one_name_are_one_file() -> None:
+    names = [file_name(block) for block in blocks("python")]
+    assert len(set(names)) == len(names), "two blocks that differ have the same name"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Pages are read as files, too, where nobody checks them as the site's builder does."""
+    for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +172,7 @@ def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
 
 
 def test_options_are_those_of_the_command(shell: Shell) -> None:
-    section = README.split("## The command")[1].split("\n## ")[0]
+    section = (REPOSITORY / "docs" / "command.md").read_text().split("\n## ")[1]
     table = "".join(row.split("|")[1] for row in section.splitlines() if row.startswith("| `"))
     help_text = shell("tarantella --help").output
     assert set(OPTION.findall(table)) == set(OPTION.findall(help_text)) - {"-h"}

@@ -1,0 +1,108 @@
+"""The job scripts of the documentation, run as the schedulers would run them.
+
+Slurm is a real one. Of PBS and LSF there are the files and variables that they give to a job, and
+a `blaunch` that goes by ssh.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
+from slurm import Slurm  # noqa: E402
+from slurm import what_is_missing as what_slurm_misses  # noqa: E402
+from testbed import Testbed, what_is_missing  # noqa: E402
+
+PAGE = (REPOSITORY / "docs" / "jobs.md").read_text()
+SCRIPTS = re.findall(r"^```bash\n(#!.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+TRAIN = """
+import socket
+import keras, numpy as np
+import tarantella as tnt
+model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=8, verbose=0)
+print("hosts:", *tnt.allgather(socket.gethostname()))
+"""
+RESULT = "hosts: node1 node2\n"
+
+# As we call it, `blaunch -z HOST -no-shell COMMAND`, and as MPI's launcher does, for a shell over
+# there, `blaunch -n HOST COMMAND`.
+BLAUNCH = """#!/bin/bash
+if [[ $1 == -z && $3 == -no-shell ]]; then
+    exec ssh -o BatchMode=yes "$2" "$(printf '%q ' "${@:4}")"
+fi
+[[ $1 == -n ]] && exec ssh -o BatchMode=yes "${@:2}"
+"""
+
+
+def script_with(directive: str) -> str:
+    """The script of the page that has directives of a scheduler's."""
+    [script] = [script for script in SCRIPTS if f"\n#{directive} " in script]
+    return script
+
+
+def test_there_is_a_script_for_each_scheduler() -> None:
+    assert len(SCRIPTS) == 3
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    if what_is_missing():
+        pytest.skip(what_is_missing())
+    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the job runs."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    bin_folder = Path(sys.executable).parent
+    path = f"{shlex.quote(str(bin_folder))}:{shlex.quote(str(tmp_path))}"
+    (tmp_path / "environment.sh").write_text(f"export PATH={path}:$PATH\n")
+    (tmp_path / "nodes").write_text("node1\nnode1\nnode2\nnode2\n")
+    return tmp_path
+
+
+def test_slurm(hosts: Testbed, folder: Path) -> None:
+    if what_slurm_misses():
+        pytest.skip(what_slurm_misses())
+    script = script_with("SBATCH")
+    for node in hosts.nodes:
+        node.refuse_key()  # no ssh is needed
+    try:
+        with Slurm(hosts) as slurm:
+            result = slurm.batch(script.removeprefix("#!/bin/bash\n"), cwd=folder)
+    finally:
+        for node in hosts.nodes:
+            node.refuse_key(False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert RESULT in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("directive", "variables"),
+    [
+        ("PBS", {"PBS_NODEFILE": "{folder}/nodes", "PBS_O_WORKDIR": "{folder}"}),
+        ("BSUB", {"LSB_DJOB_HOSTFILE": "{folder}/nodes"}),
+    ],
+)
+def test_variables_of_a_job(
+    directive: str, variables: dict[str, str], hosts: Testbed, folder: Path
+) -> None:
+    (folder / "job").write_text(script_with(directive))
+    (folder / "blaunch").write_text(BLAUNCH)
+    (folder / "blaunch").chmod(0o755)
+    settings = [f"{name}={value.format(folder=folder)}" for name, value in variables.items()]
+    result = hosts.nodes[0].run("env", *settings, "bash", "job", cwd=folder, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert RESULT in result.stdout
