@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +195,73 @@ def test_random_operations_share_a_seed_only_if_the_user_gave_none() -> None:
     tf.random.set_seed(11)
     draw()
     assert context.global_seed() == 11
+
+
+SHUFFLED_IN_PASSES: dict[str, tuple[bool, Callable[[], tf.data.Dataset]]] = {
+    "shuffle": (False, lambda: tf.data.Dataset.range(9)),
+    "interleave": (
+        False,
+        lambda: (
+            tf.data.Dataset.range(3).shuffle(3, 5).interleave(lambda i: tf.data.Dataset.range(i))
+        ),
+    ),
+    "flat_map": (
+        False,
+        lambda: tf.data.Dataset.range(8).window(3).flat_map(lambda rows: rows.batch(2)).unbatch(),
+    ),
+    "groups": (
+        False,
+        lambda: (
+            tf.data.Dataset.range(9)
+            .shuffle(9, 5)
+            .group_by_window(lambda i: i % 2, lambda key, rows: rows.batch(2), 2)
+            .unbatch()
+        ),
+    ),
+    "cardinality": (
+        False,
+        lambda: tf.data.Dataset.range(9).apply(tf.data.experimental.assert_cardinality(9)),
+    ),
+    "a shuffle inside": (
+        True,
+        lambda: tf.data.Dataset.range(3).flat_map(lambda i: tf.data.Dataset.range(4).shuffle(4, 6)),
+    ),
+    "cache": (True, lambda: tf.data.Dataset.range(9).shuffle(9, 5).cache()),
+    "concatenate": (
+        True,
+        lambda: tf.data.Dataset.range(5).concatenate(tf.data.Dataset.range(5).shuffle(5, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLED_IN_PASSES)
+def test_passes_need_only_be_begun_to_reach_a_later_one(name: str) -> None:
+    may_go_on, make = SHUFFLED_IN_PASSES[name]
+    read, begun = (make().shuffle(4, seed=3) for _ in range(2))
+    assert order.goes_on(read) == may_go_on
+    if may_go_on:
+        return
+    for _ in range(2):
+        list(read)
+        next(iter(begun))
+    assert [int(i) for i in begun] == [int(i) for i in read]
+
+
+def test_records_of_files_need_only_be_begun(tmp_path: Path) -> None:
+    for name in "ab":
+        with tf.io.TFRecordWriter(str(tmp_path / name)) as file:
+            for number in range(5):
+                file.write(f"{name}{number}".encode())
+
+    def records() -> tf.data.Dataset:
+        files = tf.data.Dataset.list_files(str(tmp_path / "*"), seed=4)
+        return files.interleave(
+            tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=True
+        ).shuffle(4, seed=3)
+
+    read, begun = records(), records()
+    assert not order.goes_on(read)
+    for _ in range(2):
+        list(read)
+        next(iter(begun))
+    assert [i.numpy() for i in begun] == [i.numpy() for i in read]

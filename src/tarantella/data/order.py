@@ -25,12 +25,18 @@ _FIRST_SEED = 7919
 # Besides operations with a seed, those that draw, and Python functions, which may do anything.
 _DRAWS = ("RngReadAndSkip", "PyFunc", "PyFuncStateless", "EagerPyFunc")
 
-# What may give another order in each pass, itself or by a function with a shuffle in it.
-_ORDERS = {"shuffle", "random", "directed_interleave", "interleave", "flat_map", "group_by_window"}
+# Datasets with an order of their own, as they are called inside of a function.
+_ORDERING_NODES = ("ShuffleDataset", "RandomDataset")
+# What makes datasets of its elements. With a shuffle among these, each pass may have another order.
+_MAKE_DATASETS = {"interleave", "flat_map", "group_by_window"}
+# What may give another order in each pass.
+_ORDERS = {"shuffle", "random", "directed_interleave", *_MAKE_DATASETS}
 # What begins to read its source once in each pass, with the first element.
 _PASS_ON = {
     "shuffle", "tensor_slice", "tensor", "range", "map", "filter", "batch", "padded_batch",
     "prefetch", "take", "skip", "shard", "options", "zip", "unbatch", "restructured", "variant",
+    "assert_cardinality", "ignore_errors", "window", "dense_to_ragged", "t_f_record_dataset",
+    "text_line_dataset", "fixed_length_record_dataset",
 }  # fmt: skip
 
 _uses = itertools.count()
@@ -82,8 +88,17 @@ def may_draw(dataset: tf.data.Dataset) -> bool:
 
 def goes_on(dataset: tf.data.Dataset) -> bool:
     """Whether the order in a pass may depend on more than how often passes were begun before."""
-    names = {pipeline.name_of(one) for one in pipeline.ancestors(dataset)}
+    names = {pipeline.name_of(one) for one in pipeline.ancestors(dataset) if not _only_joins(one)}
     return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
+
+
+def _only_joins(dataset: tf.data.Dataset) -> bool:
+    """Whether it puts datasets together that are the same in each pass, as the lines of files."""
+    return pipeline.name_of(dataset) in _MAKE_DATASETS and not any(
+        node.op.startswith(_ORDERING_NODES)
+        for function in pipeline.functions(dataset)
+        for node in pipeline.nodes(function)
+    )
 
 
 def drawing_as_rank(function: Any, rank: int) -> Any:
@@ -152,7 +167,7 @@ def _draws_freely(dataset: tf.data.Dataset, function: Any) -> bool:
 
 
 def _node_draws_freely(node: Any, constants: dict[str, Any]) -> bool:
-    if node.op.startswith("ShuffleDataset") or node.op.startswith("RandomDataset"):
+    if node.op.startswith(_ORDERING_NODES):
         # Its seeds are inputs; in a function's body we see them where they are constants.
         seeds = node.input[2:4] if node.op.startswith("Shuffle") else node.input[:2]
         values = [constants.get(seed.split(":")[0]) for seed in seeds]
