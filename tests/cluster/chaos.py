@@ -96,7 +96,11 @@ class Fault:
 _RANK = r"rank {rank} on host {host} failed: "
 FAULTS = (
     Fault("kill -9", 137, _RANK + r"it was killed by signal 9 \(SIGKILL"),
-    Fault("kill -STOP", 1, _RANK + r"others have waited for it .*{host} has not come"),
+    Fault(
+        "kill -STOP",
+        1,
+        _RANK + r"(others have waited for it .*{host} has not come: it is|it has been) stopped",
+    ),
     Fault("exception", 1, _RANK + r"RuntimeError: a fault of the script"),
     Fault("out of memory", 1, _RANK + r".*(MemoryError|Unable to allocate)"),
     Fault(

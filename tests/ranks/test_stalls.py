@@ -39,7 +39,7 @@ def run(folder: Path, text: str, *options: str, ranks: int = 2) -> subprocess.Co
     [
         ("time.sleep(600)", "Rank 1 on host {host} has not come: it is in line 6 of {script}; "),
         ("sys.exit(0)", "Rank 1 on host {host} has not come: it is at the end of its script; "),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "has not come, and says nothing"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "has not come: it is stopped by SIGSTOP: `kill "),
     ],
 )
 def test_run_that_does_not_move_on_is_ended(what: str, said: str, tmp_path: Path) -> None:
@@ -51,6 +51,32 @@ def test_run_that_does_not_move_on_is_ended(what: str, said: str, tmp_path: Path
     assert "Rank 1 on host" in warning
     assert failure.startswith(f"tarantella: rank 1 on host {HOST} failed: others have waited for")
     assert said.format(host=HOST, script=tmp_path / "script.py") in failure
+
+
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"if rank == 0: {STOP}\n",
+        # What is registered first is called last: the other rank is gone by then.
+        f"""
+import atexit
+from tarantella.runtime import ending
+atexit.unregister(ending._finalize)
+atexit.register(lambda: {STOP} if rank == 0 else None)
+atexit.register(ending._finalize)
+""",
+    ],
+    ids=["at its end", "after the other one"],
+)
+def test_a_rank_that_is_stopped_when_nobody_waits_for_it(text: str, tmp_path: Path) -> None:
+    result = run(tmp_path, text, "--stall-timeout", "1")
+    assert result.returncode == 1
+    warning, failure = result.stderr.splitlines()
+    assert f"Rank 0 on host {HOST} is stopped by SIGSTOP: `kill -CONT " in warning
+    assert failure.startswith(f"tarantella: rank 0 on host {HOST} failed: it has been stopped for ")
 
 
 def test_a_rank_that_skips_a_step_of_its_own_loop(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from tarantella.cli.stalls import Stalls
 from tarantella.runtime.announce import (
     ELSEWHERE,
     FINISHED,
+    GOES_ON,
     JOINED,
     JOINS,
+    STOPPED,
     WAITS,
     Announcement,
 )
@@ -128,4 +130,51 @@ def test_ranks_that_wait_for_the_first_meeting(monkeypatch: pytest.MonkeyPatch) 
     assert failure.rank == 1
     for rank in (0, 2):
         stalls.hear(Announcement(JOINED, rank, f"node{rank}", 1))
+    assert stalls.failure() is None
+
+
+def stopped(rank: int) -> Announcement:
+    return Announcement(STOPPED, rank, f"node{rank}", 17, status=19)
+
+
+def test_one_that_is_stopped_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the start of communication, in which it could say nothing itself."""
+    joins = [Announcement(JOINS, rank, f"node{rank}", 1) for rank in range(3)]
+    stalls = stalls_of(*joins, stopped(1))
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 61)
+    assert stalls.warning() == (
+        "Ranks 0, 2 have been waiting for 61 seconds, in the start of communication. Rank 1 on "
+        "host node1 has not come: it is stopped by SIGSTOP: `kill -CONT 17` there lets it go on."
+    )
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 601)
+    failure = stalls.failure()
+    assert failure is not None
+    assert failure.rank == 1
+
+
+def test_one_that_is_stopped_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = stalls_of(stopped(2))
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 59)
+    assert stalls.warning() is None
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 70)
+    stalls.warning()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 80)
+    assert stalls.failure() is None
+    stalls.hear(Announcement(GOES_ON, 2, "node2", 17))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 700)
+    assert stalls.failure() is None
+    stalls.hear(stopped(2))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 1301)
+    failure = stalls.failure()
+    assert failure is not None
+    assert (failure.rank, failure.host) == (2, "node2")
+
+
+def test_all_are_stopped_by_who_suspends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = stalls_of(*(stopped(rank) for rank in range(3)))
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + 6000)
+    assert stalls.warning() is None
     assert stalls.failure() is None

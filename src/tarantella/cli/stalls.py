@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +12,10 @@ from tarantella.runtime.announce import (
     ELSEWHERE,
     ENDED,
     FINISHED,
+    GOES_ON,
     JOINED,
     JOINS,
+    STOPPED,
     WAITS,
     Announcement,
 )
@@ -39,6 +42,7 @@ class Stalls:
         self._said: dict[int, tuple[float, Announcement]] = {}
         self._finished: set[int] = set()
         self._joins: dict[int, tuple[float, Announcement]] = {}  # since when
+        self._stopped: dict[int, tuple[float, Announcement]] = {}  # since when
         self._since: float | None = None  # when the first rank has said that it waits
         self._has_warned = False
         self._warns = warns
@@ -52,37 +56,49 @@ class Stalls:
             self._joins[news.rank] = time.monotonic(), news
         if news.kind in (JOINED, ENDED):
             self._joins.pop(news.rank, None)
+        if news.kind == STOPPED:
+            self._stopped[news.rank] = time.monotonic(), news
+        if news.kind in (GOES_ON, ENDED):
+            self._stopped.pop(news.rank, None)
         if news.kind in (WAITS, ELSEWHERE):
             self._said[news.rank] = time.monotonic(), news
 
     def forgive(self, seconds: float) -> None:
         """Nobody has listened for so long."""
-        self._joins = {rank: (since + seconds, news) for rank, (since, news) in self._joins.items()}
+        for times in (self._joins, self._stopped):
+            for rank, (since, news) in times.items():
+                times[rank] = since + seconds, news
 
     def warning(self) -> str | None:
         """What is to be said now, once for each stall."""
         waiting = self._waiting()
-        if not waiting:
+        if not waiting and not self._held_up(self._seconds):
             self._since, self._has_warned = None, False
             return None
         now = time.monotonic()
         self._since = self._since or now
-        all_heard = not self._hosts.keys() - self._fresh().keys() - self._finished
+        known = self._fresh().keys() | self._stopped.keys() | self._finished
+        all_heard = self._hosts.keys() <= known
         if self._has_warned or not (all_heard or now - self._since > _TIME_FOR_NEWS):
             return None
         self._has_warned = True
         if not self._warns:
             return None
-        return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+        return self._words(waiting)
 
     def failure(self) -> Failure | None:
         """What ends the run, if ranks have waited for too long."""
         waiting = self._waiting() if self._seconds else []
-        if max((news.status for news in waiting), default=0) <= PATIENCE * self._seconds:
+        too_long = f"for more than {PATIENCE} times the --stall-timeout"
+        if not waiting:
+            stopped = next(iter(self._held_up(PATIENCE * self._seconds)), None)
+            if stopped is None:
+                return None
+            return Failure(stopped, self._hosts[stopped], f"it has been stopped {too_long}", 1)
+        if max(news.status for news in waiting) <= PATIENCE * self._seconds:
             return None
         missing = self._missing(waiting)
-        why = f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
-        too_long = f"for more than {PATIENCE} times the --stall-timeout. {why.rstrip('.')}"
+        too_long = f"{too_long}. {self._words(waiting).rstrip('.')}"
         if not missing:
             return Failure(None, "", f"ranks have waited for each other {too_long}", 1)
         first = missing[0]
@@ -96,13 +112,36 @@ class Stalls:
             for rank, (since, news) in self._joins.items()
             if self._seconds and now - since > self._seconds
         }
-        return said | joins
+        heard = said | joins
+        return {rank: news for rank, news in heard.items() if rank not in self._stopped}
+
+    def _held_up(self, seconds: float) -> list[int]:
+        """The ranks that a signal has stopped for longer than that.
+
+        If it is all of them, somebody has suspended the job.
+        """
+        if not self._seconds or self._stopped.keys() == self._hosts.keys():
+            return []
+        now = time.monotonic()
+        return sorted(r for r, (since, _) in self._stopped.items() if now - since > seconds)
 
     def _waiting(self) -> list[Announcement]:
         return [news for _, news in sorted(self._fresh().items()) if news.kind == WAITS]
 
     def _missing(self, waiting: Sequence[Announcement]) -> list[int]:
-        return [rank for rank in self._hosts if rank not in {news.rank for news in waiting}]
+        missing = self._hosts.keys() - {news.rank for news in waiting}
+        return sorted(missing, key=lambda rank: (rank not in self._stopped, rank))
+
+    def _words(self, waiting: Sequence[Announcement]) -> str:
+        if waiting:
+            return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+        named = [f"Rank {r} on host {self._hosts[r]} is {self._stop(r)}" for r in self._stopped]
+        return f"{'; '.join(named)}."
+
+    def _stop(self, rank: int) -> str:
+        _, news = self._stopped[rank]
+        name = signal.Signals(news.status).name
+        return f"stopped by {name}: `kill -CONT {news.pid}` there lets it go on"
 
     def _who_waits(self, waiting: Sequence[Announcement]) -> str:
         by_place: dict[str, list[Announcement]] = {}
@@ -125,6 +164,8 @@ class Stalls:
     def _absence(self, rank: int) -> str:
         who = f"Rank {rank} on host {self._hosts[rank]} has not come"
         news = self._fresh().get(rank)
+        if rank in self._stopped:
+            return f"{who}: it is {self._stop(rank)}"
         if rank in self._finished or (news is not None and not news.cause):
             return f"{who}: it is at the end of its script"
         if news is None and self._joins:

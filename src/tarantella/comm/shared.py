@@ -19,7 +19,7 @@ from tarantella.comm.buckets import ALIGNMENT
 from tarantella.comm.buffers import MESSAGE_BYTES
 from tarantella.comm.flow import Message
 from tarantella.comm.waiting import ranks_share_cores, wait_aside
-from tarantella.runtime import world
+from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
 
@@ -114,7 +114,8 @@ class SharedMemory:
 
 @cache
 def _memory(purpose: str) -> SharedMemory:
-    return SharedMemory(world.communicator(purpose))
+    with watch.waiting(purpose):
+        return SharedMemory(world.communicator(purpose))
 
 
 @cache
@@ -125,8 +126,8 @@ def _ranks_share_memory(purpose: str) -> bool:
     communicator = world.communicator(purpose)
     if communicator.Get_size() == 1 or world.has_several_hosts():
         return False
-    together = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-    try:
-        return together.Get_size() == communicator.Get_size()
-    finally:
+    with watch.waiting(purpose):
+        together = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        share = together.Get_size() == communicator.Get_size()
         together.Free()
+    return share

@@ -30,6 +30,8 @@ JOINS = "joins"  # it is about to meet all the others, for the first time
 JOINED = "joined"  # it has met them
 WAITS = "waits"  # it has waited for other ranks for too long
 ELSEWHERE = "elsewhere"  # it has not come to them for long, and says what it does
+STOPPED = "stopped"  # a signal holds it up, and nobody else would know
+GOES_ON = "goes on"  # no longer
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
 FAILED = "failed"  # a script ended with an error, and says which
 FINISHED = "finished"  # a script came to its end
@@ -51,8 +53,8 @@ class Announcement:
         rank: the rank that speaks
         host: name of its host
         pid: the process that the message is about
-        status: its exit status; the number of a signal that ended it, negative; for how many
-            seconds it has waited, or will take to leave
+        status: its exit status; the number of a signal that ended it, negative, or that holds it
+            up; for how many seconds it has waited, or will take to leave
         cause: why it failed, in one line; why it ended, if that comes from elsewhere; where it
             waits, or is
         launcher: the identity of the launcher's process that has started it

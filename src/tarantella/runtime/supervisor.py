@@ -30,12 +30,14 @@ from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
     FAILED,
+    GOES_ON,
     LEAVES,
     PRINTED,
     PRINTED_LAST,
     RESTARTS,
     RUN_ID,
     STARTED,
+    STOPPED,
     Announcement,
     announce,
     mark,
@@ -196,8 +198,7 @@ class _Program:
             self._look()
             if self._needs_time:
                 self._needs_time = False
-                seconds = configuration().grace_seconds
-                announce(Announcement(LEAVES, self._rank, self._host, self._pid, seconds))
+                self._tell(LEAVES, configuration().grace_seconds)
             if self._heartbeat is not None and time.monotonic() >= next_beat:
                 next_beat += self._heartbeat
                 self._show_life()
@@ -208,10 +209,21 @@ class _Program:
         return self._status
 
     def _look(self) -> None:
+        """Take note of the end of the program, and tell if something holds it up."""
         with suppress(ChildProcessError):
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
+            while self._status is None:
+                pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if not pid:
+                    return
+                if os.WIFSTOPPED(status):
+                    self._tell(STOPPED, os.WSTOPSIG(status))
+                elif os.WIFCONTINUED(status):
+                    self._tell(GOES_ON)
+                else:
+                    self._status = os.waitstatus_to_exitcode(status)
+
+    def _tell(self, kind: str, status: int = 0) -> None:
+        announce(Announcement(kind, self._rank, self._host, self._pid, status))
 
     def _show_life(self) -> None:
         announce(Announcement(ALIVE, self._rank, self._host, os.getpid()))
