@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import script_ops
 
 import tarantella as tnt
 
@@ -43,3 +45,29 @@ def test_data_are_let_go_of_after_fit(make: Callable[[], tuple[Any, dict[str, An
     del arguments
     gc.collect()
     assert watched() is None
+
+
+def _as_arrays() -> dict[str, Any]:
+    return {"x": np.ones((64, 4), "float32"), "y": np.ones((64, 1), "float32"), "batch_size": 16}
+
+
+def _as_new_dataset() -> dict[str, Any]:
+    return {"x": _dataset()[1]["x"]}
+
+
+def _as_generator() -> dict[str, Any]:
+    batch = np.ones((16, 4), "float32"), np.ones((16, 1), "float32")
+    return {"x": (batch for _ in range(4))}
+
+
+@pytest.mark.parametrize("make", [_as_arrays, _as_new_dataset, _as_generator])
+def test_no_functions_pile_up_from_call_to_call(make: Callable[[], dict[str, Any]]) -> None:
+    model = _model()
+    kept = []
+    for _ in range(4):
+        model.fit(**make(), validation_data=(np.ones((8, 4)), np.ones((8, 1))), verbose=0)
+        model.evaluate(**make(), verbose=0)
+        model.predict(np.ones((8, 4)), verbose=0)
+        gc.collect()
+        kept.append((script_ops._py_funcs.size(), len(context.context().list_function_names())))
+    assert kept[1] == kept[-1]

@@ -238,21 +238,23 @@ def with_components(zipped: Any, new: list[tf.data.Dataset]) -> tf.data.Dataset:
     return tf.data.Dataset.zip(packed(components(zipped), new))
 
 
+@contextmanager
+def own_graph() -> Iterator[None]:
+    """Traces functions of datasets in a graph that lives no longer than they do.
+
+    TensorFlow keeps Python functions that they call, and the functions of a `scan`, with the
+    graph around it all. By default that is the program's, which is there for ever.
+    """
+    with tf.Graph().as_default(), tf.__internal__.eager_context.eager_mode():
+        yield
+
+
 # Elements in boxes: a single tensor, whatever is in it, that can also be empty
 
 
 def boxed(spec: Any, element: Any) -> tf.Tensor:
     """An element of this structure in a box."""
     return tf.raw_ops.OptionalFromValue(components=structure.to_tensor_list(spec, element))
-
-
-def scanned(dataset: tf.data.Dataset, state: Any, function: Any) -> tf.data.Dataset:
-    """As `dataset.scan`, which adds the function to the program's graph, where it stays for ever.
-
-    Here that is a graph of its own.
-    """
-    with tf.Graph().as_default(), tf.__internal__.eager_context.eager_mode():
-        return dataset.scan(state, function)
 
 
 def empty_box() -> tf.Tensor:

@@ -77,10 +77,10 @@ class Steps:
     def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
         marked = self._ended_by_a_mark(parts)
-        announced = pipeline.scanned(marked, before_the_first, self._announce)
+        announced = marked.scan(before_the_first, self._announce)
         taken = announced.prefetch(tf.data.AUTOTUNE).take_while(self._goes_on)
         # A `map` could be made parallel by TensorFlow, and then run ahead.
-        agreed = pipeline.scanned(taken, pipeline.empty_box(), self._unboxed)
+        agreed = taken.scan(pipeline.empty_box(), self._unboxed)
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
         if parts.options().threading.private_threadpool_size is None:

@@ -54,6 +54,7 @@ class Feed(internals.DataAdapter):
         self._draws_alike = internals.draws_in_python(adapter) and between_passes and not own_data
 
     @classmethod
+    @pipeline.own_graph()
     def of(
         cls,
         x: Any,
