@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,9 +179,9 @@ class Chaos:
         process = self._start(*(RESTARTS if restarts else ()))
         heard = _Listener(process, self._repair)
         time.sleep(when)
-        result.late = process.poll() is not None
         try:
-            self._cause(fault, rank, process)
+            with suppress(FileNotFoundError):  # the run has ended before
+                self._cause(fault, rank, process)
             status = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             result.problems.append(f"it did not end within {LIMIT} seconds")
@@ -190,7 +191,7 @@ class Chaos:
         self._repair()
         said = heard.text()
         report = re.search(fault.report.format(rank=rank, host=HOSTS[rank]), said)
-        result.late = result.late or (report is None and status == 0 and "failed" not in said)
+        result.late = report is None and status == 0 and "failed" not in said
         expected = 0 if result.restarts or result.late else fault.status
         if status == 2 and re.search(fault.early, said):
             report, expected = re.search(fault.early, said), 2

@@ -97,9 +97,11 @@ def test_signal_while_starting(delay: float, number: int, cluster: Cluster) -> N
     command = child_of(process.pid)
     time.sleep(delay)
     os.kill(command, number)
-    process.communicate(timeout=LIMIT)
-    # Before Python has got as far as to our code, the kernel ends the command.
-    assert process.returncode in (128 + number, -number)
+    _, errors = process.communicate(timeout=LIMIT)
+    # Before Python has got as far as to our code, the kernel ends the command, or, with status 1,
+    # an interrupt does while Python and its packages are being loaded.
+    loading = number == signal.SIGINT and process.returncode == 1 and "ended by" not in errors
+    assert process.returncode in (128 + number, -number) or loading, errors
     cluster.wait_for_end(10)
     assert cluster.left() == {}
 

@@ -331,8 +331,9 @@ def main(arguments: Sequence[str]) -> int:
     with Testbed(int(arguments[0]) if arguments else 2) as testbed:
         hosts = testbed.folder / "hostfile"
         hosts.write_text("\n".join(testbed.names) + "\n")
-        print(f"This is {testbed.names[0]}. `exit` ends all hosts. Try:\n"
-              f"  tarantella --hostfile {hosts} -- examples/lenet5.py")  # fmt: skip
+        print(f"This is {testbed.names[0]}, of {', '.join(testbed.names)}. They share all files, "
+              "but have a /tmp of their own. `exit` ends them all. Try:\n"
+              f"  tarantella --hostfile {hosts} --no-gpu -- examples/lenet5.py")  # fmt: skip
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         shell = _in(ROOT, {"PATH": path, "PS1": r"\h:\w\$ "})
         return subprocess.call(testbed.nodes[0].command(*shell, "bash", "--norc"))

@@ -299,3 +299,13 @@ def test_version_and_help() -> None:
                    "--log-level", "--fusion-threshold", "-x K=V", "--dry-run", "--cleanup",
                    "--force", "--pin-to-socket", "--network-interface NAME"):  # fmt: skip
         assert option in help_text
+
+
+@pytest.mark.parametrize("imported", ["", "import tarantella as tnt\n"])
+def test_ranks_that_train_for_themselves_are_told_of(imported: str, tmp_path: Path) -> None:
+    """As when one of the two lines was forgotten."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{imported}import keras\nkeras.Sequential([keras.layers.Dense(1)])\n")
+    result = run(*TWO, "--", str(script))
+    assert result.returncode == 0
+    assert result.stderr.count("WARNING: The script has not used tnt.Model: each of the 2 ra") == 1

@@ -99,6 +99,7 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         (["-x", "1A=2", "--", "script.py"], "'1A' is not a name"),
         (["-x", "=2", "--", "script.py"], "'' is not a name"),
         (["--", "missing.py"], "no script missing.py"),
+        (["--", "python", "train.py"], "no script python: leave it out, the command starts Python"),
         (["--", "."], "directory"),
         (["--python-interpreter", "no-such-python", "--", "script.py"], "'no-such-python'"),
         (["--python-interpreter", "'", "--", "script.py"], "--python-interpreter"),

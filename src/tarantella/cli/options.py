@@ -207,7 +207,7 @@ def _parser() -> _Parser:
         metavar="SECONDS",
         type=_seconds,
         help="warn if ranks wait for others for so long, and end the run after ten times that; "
-        "0 waits for ever (60)",
+        "0 waits for ever, without a warning (60)",
     )
     add(
         "--grace-period",
@@ -323,7 +323,9 @@ def _check_program(options: Options) -> None:
     try:
         Path(name).open("rb").close()
     except FileNotFoundError:
-        raise InputError(f"There is no script {name}: check its path.") from None
+        is_python = name.startswith("python")
+        advice = "leave it out, the command starts Python" if is_python else "check its path"
+        raise InputError(f"There is no script {name}: {advice}.") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a directory: give the path of a Python script.") from None
     except OSError as error:

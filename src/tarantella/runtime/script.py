@@ -7,6 +7,7 @@ import builtins
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from io import TextIOWrapper
 from pathlib import Path
@@ -14,6 +15,15 @@ from types import ModuleType
 
 from tarantella.runtime import ending, failure, launcher
 from tarantella.runtime.announce import FINISHED, Announcement, announce
+from tarantella.runtime.configuration import configuration
+
+# Modules are loaded when a script first uses what is in them.
+_WHAT_DIVIDES_WORK = (
+    "tarantella.keras.model",
+    "tarantella.keras.optimizers",
+    "tarantella.keras.distributed",
+    "tarantella.comm.collectives",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -40,6 +50,7 @@ def main(arguments: list[str]) -> int:
             return failure.exit_status(error)
         if failure.exit_status(error) != 0 or not isinstance(error, SystemExit):
             return failure.fail(error, descriptor)
+    _warn_of_ranks_that_work_alone(descriptor)
     finished = True
     return 0
 
@@ -62,6 +73,23 @@ def run(arguments: list[str]) -> None:
     sys.modules["__main__"] = module
     code = compile(script.read_bytes(), path, "exec", dont_inherit=True)
     exec(code, module.__dict__)
+
+
+def _warn_of_ranks_that_work_alone(descriptor: int) -> None:
+    """Tells, once, that every rank has trained for itself: one of two lines may be missing."""
+    launch = launcher.find_launch()
+    size = 1 if launch is None else launch.size or 1
+    divides = any(name in sys.modules for name in _WHAT_DIVIDES_WORK)
+    if size == 1 or divides or "keras" not in sys.modules or launcher.rank_by_launcher() != 0:
+        return
+    if configuration().log_level != "ERROR":
+        text = (
+            f"tarantella WARNING: The script has not used tnt.Model: each of the {size} ranks has "
+            "done all of the work by itself. To divide it, `import tarantella as tnt`, and "
+            "`model = tnt.Model(model)` before `compile`.\n"
+        )
+        with suppress(OSError):  # nobody listens any more
+            os.write(descriptor, text.encode())
 
 
 def _print_whole_lines() -> None:
