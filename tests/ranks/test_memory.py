@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 import tarantella as tnt
+from tarantella.runtime import world
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -71,3 +74,19 @@ def test_no_functions_pile_up_from_call_to_call(make: Callable[[], dict[str, Any
         gc.collect()
         kept.append((script_ops._py_funcs.size(), len(context.context().list_function_names())))
     assert kept[1] == kept[-1]
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(world._has_rdma(), reason="there UCX keeps note of memory, for its cache")
+def test_memory_that_is_given_back_leaves_nothing_behind() -> None:
+    def take_and_give_back() -> None:
+        for _ in range(20_000):
+            mmap.mmap(-1, mmap.PAGESIZE).close()
+
+    take_and_give_back()
+    before = _resident()
+    take_and_give_back()
+    assert _resident() - before < 2**20  # UCX would have taken 2.8 MB
