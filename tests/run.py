@@ -17,7 +17,8 @@ from typing import IO
 PYTEST = [sys.executable, "-m", "pytest"]
 SEVERAL_RANKS = ["-m", "ranks", "-k", "not 1-ranks"]
 LOTS = [
-    ["-m", "not ranks", "tests/cluster", "tests/docs"],  # these share hosts
+    ["-m", "not ranks", "tests/docs"],
+    ["-m", "not ranks", "tests/cluster"],
     ["-m", "not ranks", "tests/ranks"],
     ["-m", "not ranks", "tests/unit"],
     ["-m", "ranks", "-k", "1-ranks"],

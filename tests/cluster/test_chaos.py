@@ -20,9 +20,7 @@ def chaos(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     chaos.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "restarts"), [("kill -9", True), ("full disk", True), ("SIGTERM", False)]
-)
+@pytest.mark.parametrize(("name", "restarts"), [("kill -9", True), ("SIGTERM", False)])
 def test_fault(name: str, restarts: bool, chaos: Chaos) -> None:
     (fault,) = [fault for fault in FAULTS if fault.name == name]
     assert chaos.run(fault, restarts).problems == []

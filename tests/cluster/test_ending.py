@@ -90,7 +90,7 @@ def test_signal_ends_all_ranks_on_all_hosts(
         assert "model.keras" in names
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.3, 0.5, 0.7, 0.9, 1.2])
+@pytest.mark.parametrize("delay", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_starting(delay: float, number: int, cluster: Cluster) -> None:
     process = cluster.start("--n-per-node", "2", "--", cluster.script(SLEEP))
