@@ -1,4 +1,4 @@
-"""Runs all tests: those on several ranks, and beside them the others, on cores that are free.
+"""Runs all tests but long ones: those on several ranks, and beside them the others.
 
 The others come in lots. Whoever has nothing else to do takes the next one.
 With arguments, it runs pytest with them, and nothing beside it.
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import IO
 
 PYTEST = [sys.executable, "-m", "pytest"]
-SEVERAL_RANKS = ["-m", "ranks", "-k", "not 1-ranks"]
+SEVERAL_RANKS = ["-m", "ranks and not long", "-k", "not 1-ranks"]
 LOTS = [
-    ["-m", "not ranks", "tests/docs"],
-    ["-m", "not ranks", "tests/cluster"],
-    ["-m", "not ranks", "tests/ranks"],
-    ["-m", "not ranks", "tests/unit"],
-    ["-m", "ranks", "-k", "1-ranks"],
+    ["-m", "not ranks and not long", "tests/docs"],
+    ["-m", "not ranks and not long", "tests/cluster"],
+    ["-m", "not ranks and not long", "tests/ranks"],
+    ["-m", "not ranks and not long", "tests/unit"],
+    ["-m", "ranks and not long", "-k", "1-ranks"],
 ]
 
 

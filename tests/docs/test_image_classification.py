@@ -74,13 +74,14 @@ def finished() -> dict[str, Any]:
 
 
 @pytest.fixture
-def readme(shell: Shell, folder: Path, finished: dict[str, Any]) -> Program:
+def readme(shell: Shell, folder: Path, finished: dict[str, Any]) -> Callable[..., str]:
     """Runs the one command of the README that has some words in it, and returns its output."""
 
-    def run(*words: str) -> str:
+    def run(*words: str, model: str = "resnet50") -> str:
         (line,) = [line for line in commands() if all(word in line for word in words)]
         for theirs, ours in HERE.items():
             line = line.replace(theirs, ours)
+        line = line.replace("--model_arch=resnet50", f"--model_arch={model}")
         if line not in finished:
             finished[line] = shell(line, cwd=folder, timeout=LIMIT)
         assert finished[line].status == 0, finished[line].output
@@ -165,9 +166,10 @@ def test_model_dir_has_checkpoints_for_plain_keras_and_logs(readme: Program, fol
     assert model.count_params() > 0
 
 
-def test_command_of_the_tutorial_runs(readme: Program) -> None:
-    """ResNet-50, with fewer and smaller images: CPUs would take an hour for all of them."""
-    output = readme("--synthetic_data")
+@pytest.mark.parametrize("model", ["tiny", pytest.param("resnet50", marks=pytest.mark.long)])
+def test_command_of_the_tutorial_runs(model: str, readme: Callable[..., str]) -> None:
+    """With fewer and smaller images: CPUs would take an hour for all of them."""
+    output = readme("--synthetic_data", model=model)
     assert output.count("images: 64 train, 32 validate, of 1000 classes") == 1
     assert "Epoch 3/3" in output
     assert output.count("val_loss") == 1  # --val_freq=3

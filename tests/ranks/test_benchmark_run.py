@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OF_OTHER_RUNS = ("MPI", "PMI", "PYTEST", "TNT_")
 
 
+@pytest.mark.long
 def test_step_times_are_measured_on_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "bench.py"), "--quick", "--only", "step"]
     command += ["--models", "lenet5", "--candidates", "limit", "tarantella"]

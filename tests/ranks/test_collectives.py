@@ -382,6 +382,7 @@ def test_messages_are_cut_into_pieces(monkeypatch, message_bytes):
             assert_same_bits(result, expected[rank])
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_more_elements_than_a_32_bit_count_holds():
     from mpi4py import MPI

@@ -123,16 +123,21 @@ def py_dataset() -> dict[str, Any]:
 
 KINDS = [
     arrays,
-    arrays_that_go_on,
     cached_in_an_order,
     dataset,
-    filtered,
     generator,
-    noisy,
-    one_after_the_other,
     py_dataset,
-    repeated,
-    shuffled_twice_in_an_epoch,
+    *(
+        pytest.param(kind, marks=pytest.mark.long)
+        for kind in (
+            arrays_that_go_on,
+            filtered,
+            noisy,
+            one_after_the_other,
+            repeated,
+            shuffled_twice_in_an_epoch,
+        )
+    ),
 ]
 
 

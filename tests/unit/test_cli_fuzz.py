@@ -19,7 +19,7 @@ from tarantella.runtime import configuration
 
 FUZZ = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=80,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 # What the system lets through as an argument, or as the value of a variable: no zero bytes.

@@ -431,7 +431,7 @@ CUBE = SOURCE.uniform(0, 4, (ROWS, ROWS, ROWS)).astype(np.float32)
 STEPS = st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 9), st.integers(0, 9))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=st.lists(STEPS, min_size=1, max_size=5))
 def test_what_is_accepted_gives_the_same_for_some_rows(program: list[Any]) -> None:
     def run(x: tf.Tensor) -> tf.Tensor:

@@ -220,7 +220,7 @@ names = st.sampled_from
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
