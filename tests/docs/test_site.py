@@ -80,4 +80,4 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_it_can_be_searched(site: Path) -> None:
-    assert "tnt_micro_batch_siz" in (site / "searchindex.js").read_text()
+    assert "tnt_micro_batch_s" in (site / "searchindex.js").read_text()
