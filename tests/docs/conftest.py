@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
+from testbed import Testbed, what_is_missing  # noqa: E402
+
 OF_OTHER_RUNS = ("MAKE", "MFLAGS", "MPI", "PMI", "PYTEST", "TNT_")
 
 
@@ -54,5 +57,35 @@ def shell(reader_environment: dict[str, str], tmp_path: Path) -> Callable[..., F
             output, _ = process.communicate()
             pytest.fail(f"`{command}` did not end within {timeout} s:\n{output}", pytrace=False)
         return Finished(process.returncode, output)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Two hosts, for commands with a hostfile and for jobs."""
+    if what_is_missing():
+        pytest.skip(what_is_missing())
+    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
+        yield testbed
+
+
+@pytest.fixture(scope="session")
+def printed_on_two_ranks(reader_environment: dict[str, str]) -> Callable[..., str]:
+    """Runs a script in a folder, and returns what both ranks print, each line with its rank."""
+
+    def run(folder: Path, *script: str, timeout: float) -> str:
+        command = ["tarantella", "-n", "2", "--no-gpu", "--output-on-all-devices", "--", *script]
+        finished = subprocess.run(
+            command,
+            cwd=folder,
+            env=reader_environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        return finished.stdout
 
     return run

@@ -9,16 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slurm import Slurm
+from slurm import what_is_missing as what_slurm_misses
+from testbed import Testbed
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
-from slurm import Slurm  # noqa: E402
-from slurm import what_is_missing as what_slurm_misses  # noqa: E402
-from testbed import Testbed, what_is_missing  # noqa: E402
 
 PAGE = (REPOSITORY / "docs" / "jobs.md").read_text()
 SCRIPTS = re.findall(r"^```bash\n(#!.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -52,14 +50,6 @@ def script_with(directive: str) -> str:
 
 def test_there_is_a_script_for_each_scheduler() -> None:
     assert len(SCRIPTS) == 3
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    if what_is_missing():
-        pytest.skip(what_is_missing())
-    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
-        yield testbed
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,6 @@ PAGES = [
     *sorted(REPOSITORY.glob("docs/*.md")),
 ]
 EXAMPLES = REPOSITORY / "docs" / "examples.md"
-sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
-from testbed import Testbed, what_is_missing  # noqa: E402
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
@@ -113,15 +109,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.fixture(scope="session")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Those that the commands with a hostfile run on."""
-    if what_is_missing():
-        pytest.skip(what_is_missing())
-    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
-        yield testbed
-
-
 @pytest.mark.parametrize("command", commands())
 def test_command(command: str, shell: Shell, folder: Path, request: pytest.FixtureRequest) -> None:
     line, in_repository = as_tested(command)
@@ -149,7 +136,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="session")
 def blocks_on_two_ranks(
-    reader_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """What is printed when all python blocks are run on two ranks."""
     folder = tmp_path_factory.mktemp("blocks")
@@ -157,18 +144,7 @@ def blocks_on_two_ranks(
     for name, block in zip(names, blocks("python"), strict=True):
         (folder / name).write_text(block)
     (folder / "run_all.py").write_text(RUN_ALL)
-    command = ["tarantella", "-n", "2", "--no-gpu", "--output-on-all-devices", "--", "run_all.py"]
-    finished = subprocess.run(
-        [*command, *names],
-        cwd=folder,
-        env=reader_environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    return finished.stdout
+    return printed_on_two_ranks(folder, "run_all.py", *names, timeout=600)
 
 
 @pytest.mark.parametrize("name", [file_name(block) for block in blocks("python")])

@@ -8,17 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests" / "cluster"))
-from testbed import Testbed, what_is_missing  # noqa: E402
+from testbed import Testbed
 
 Shell = Callable[..., Any]
 
@@ -256,14 +251,6 @@ def test_command_on_one_host(command: str, shell: Shell, folder: Path) -> None:
     check(command, ON_ONE_HOST[command], finished.status, finished.output)
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    if what_is_missing():
-        pytest.skip(what_is_missing())
-    with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
-        yield testbed
-
-
 @pytest.mark.parametrize("command", ON_TWO_HOSTS)
 def test_command_on_two_hosts(command: str, shell: Shell, folder: Path, hosts: Testbed) -> None:
     (folder / "hostfile").write_text("node1\nnode2\n")
@@ -290,24 +277,13 @@ def test_version(shell: Shell) -> None:
 
 @pytest.fixture(scope="module")
 def snippets_on_two_ranks(
-    reader_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """What is printed when all snippets are run on two ranks."""
     folder = tmp_path_factory.mktemp("snippets")
     (folder / "run_all.py").write_text(RUN_ALL)
     (folder / "snippets.json").write_text(json.dumps([PREPARED, SNIPPETS]))
-    command = ["tarantella", "-n", "2", "--no-gpu", "--output-on-all-devices", "--", "run_all.py"]
-    finished = subprocess.run(
-        [*command, "snippets.json"],
-        cwd=folder,
-        env=reader_environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    return finished.stdout
+    return printed_on_two_ranks(folder, "run_all.py", "snippets.json", timeout=300)
 
 
 @pytest.mark.parametrize("name", SNIPPETS)

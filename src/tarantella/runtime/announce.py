@@ -77,6 +77,12 @@ class Announcement:
         return b64decode(self.text)
 
 
+def say(text: str, descriptor: int) -> None:
+    """Shows a line to the user, on a stream that the script can neither close nor redirect."""
+    with suppress(OSError):  # nobody listens any more
+        os.write(descriptor, f"{text}\n".encode(errors="replace"))
+
+
 def mark(run_id: str) -> bytes:
     """How the marked lines of a run begin."""
     return b"\x1etarantella:" + run_id.encode() + b":"

@@ -7,14 +7,13 @@ import builtins
 import os
 import socket
 import sys
-from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
 from tarantella.runtime import ending, failure, launcher
-from tarantella.runtime.announce import FINISHED, Announcement, announce
+from tarantella.runtime.announce import FINISHED, Announcement, announce, say
 from tarantella.runtime.configuration import configuration
 
 # Modules are loaded when a script first uses what is in them.
@@ -83,13 +82,12 @@ def _warn_of_ranks_that_work_alone(descriptor: int) -> None:
     if size == 1 or divides or "keras" not in sys.modules or launcher.rank_by_launcher() != 0:
         return
     if configuration().log_level != "ERROR":
-        text = (
+        say(
             f"tarantella WARNING: The script has not used tnt.Model: each of the {size} ranks has "
             "done all of the work by itself. To divide it, `import tarantella as tnt`, and "
-            "`model = tnt.Model(model)` before `compile`.\n"
+            "`model = tnt.Model(model)` before `compile`.",
+            descriptor,
         )
-        with suppress(OSError):  # nobody listens any more
-            os.write(descriptor, text.encode())
 
 
 def _print_whole_lines() -> None:

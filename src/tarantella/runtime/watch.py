@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tarantella.runtime.announce import (
     Announcement,
     announce,
     is_run_by_command,
+    say,
 )
 from tarantella.runtime.configuration import configuration
 
@@ -165,15 +165,10 @@ def _manage_alone(
 ) -> None:
     """Without the command, nobody knows of the other ranks; any rank may be the one to tell."""
     if not has_warned and configuration().log_level != "ERROR":
-        _say(f"tarantella WARNING: {text}, which may have failed or do something else.", descriptor)
+        say(f"tarantella WARNING: {text}, which may have failed or do something else.", descriptor)
     if waited > PATIENCE * seconds:
-        _say(f"tarantella ERROR: {text}: the run is ended.", descriptor)
+        say(f"tarantella ERROR: {text}: the run is ended.", descriptor)
         failure.abort(1)
-
-
-def _say(text: str, descriptor: int) -> None:
-    with suppress(OSError):  # nobody listens any more
-        os.write(descriptor, f"{text}\n".encode(errors="replace"))
 
 
 def _place_of_script() -> str:
