@@ -322,3 +322,43 @@ def test_stateful_recurrent_layers_made_for_the_global_batch_are_an_error() -> N
     model.compile(**CLASSIFICATION)
     with pytest.raises(InputError, match=r"'memory' is stateful.*4 samples.*batch_shape=\(2, "):
         model.fit(x[..., None], y, batch_size=4, verbose=0)
+
+
+class WritesVariables(keras.Model):
+    """A step that writes variables which count as trainable, but no optimizer trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.written = keras.Variable(np.zeros(3))
+        self.average = keras.Variable(np.zeros((3, 1)))
+        self.tracker = keras.metrics.Mean(name="written")
+        self.weighted = keras.metrics.Mean(name="weighted")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(y - self(x)))
+        trained = self.dense.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+        self.average.assign(0.9 * self.average + 0.1 * self.dense.kernel)
+        self.tracker.update_state(self.written)
+        self.tracker.update_state([loss])
+        self.weighted.update_state(loss, sample_weight=2.0)
+        self.weighted.update_state(loss, sample_weight=keras.ops.shape(x)[0])
+        self.written.assign(keras.ops.mean(x, axis=0))
+        return {"written": self.tracker.result(), "weighted": self.weighted.result()}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.weighted]
+
+
+def test_trainable_variables_that_a_step_writes_and_metrics_of_numbers() -> None:
+    x = np.random.default_rng(4).normal(size=(13, 3))
+    assert_trains_as_in_keras(
+        WritesVariables, lambda: {"optimizer": "sgd"}, lambda: {"x": batches(x, x[:, :1])}
+    )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tarantella.comm.functions import CALLS, called_graph
 from tarantella.comm.graph import Channel
 from tarantella.comm.overlapped import OverlappedChannel
 from tarantella.comm.phases import end_phase
 from tarantella.comm.turns import in_turn
+from tarantella.keras.batch_reductions import arguments_for, depends_on_samples
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.timeline import timeline
@@ -71,9 +74,86 @@ def sum_over_ranks(
     for i, total in zip(dense, dense_sums, strict=True):
         sums[i] = total
     for i in sparse:
-        sums[i] = channel.concatenate(gradients[i])
+        sums[i] = _sum_of_slices(gradients[i], channel)
     end_phase("waiting for sums", sums)
     return sums
+
+
+def _sum_of_slices(slices: tf.IndexedSlices, channel: Channel) -> tf.IndexedSlices:
+    """The slices that one process would have for the global batch.
+
+    It has slices for each sample, one behind the other, and those of a lookup that depends on no
+    sample, as that of positions, once. This matters to an optimizer: Keras does not add up slices
+    of the same index, so a square of gradients is one of each slice.
+    """
+    if tf.executing_eagerly():
+        return _folded(channel.concatenate(slices), world.get_size())
+    lookups = _lookups(slices.indices, depends_on_samples())
+    if all(depends for _, depends in lookups):
+        return channel.concatenate(slices)
+    values = tf.split(slices.values, [tf.size(indices) for indices, _ in lookups])
+    sums = []
+    for own, (indices, depends) in zip(values, lookups, strict=True):
+        one = tf.IndexedSlices(own, tf.cast(indices, slices.indices.dtype), slices.dense_shape)
+        if depends:
+            sums.append(channel.concatenate(one))
+            continue
+        own.set_shape([indices.shape[0], *slices.values.shape[1:]])
+        if own.shape.is_fully_defined():
+            (total,) = channel.allreduce([own], threshold=0)
+        else:
+            everyones = channel.concatenate(one).values
+            shape = tf.concat([[world.get_size()], tf.shape(own)], 0)
+            total = tf.reduce_sum(tf.reshape(everyones, shape), axis=0)
+        sums.append(tf.IndexedSlices(total, one.indices, slices.dense_shape))
+    return tf.IndexedSlices(
+        tf.concat([one.values for one in sums], 0),
+        tf.concat([one.indices for one in sums], 0),
+        slices.dense_shape,
+    )
+
+
+def _lookups(
+    indices: tf.Tensor, depends: Callable[[tf.Tensor], bool]
+) -> list[tuple[tf.Tensor, bool]]:
+    """The indices of each lookup of a variable, and whether they depend on samples.
+
+    TensorFlow puts those of all lookups into one tensor.
+    """
+    operation = indices.op
+    if operation.type == "ConcatV2":
+        return [one for part in operation.inputs[:-1] for one in _lookups(part, depends)]
+    if operation.type in ("Identity", "Cast"):
+        return _lookups(operation.inputs[0], depends)
+    if operation.type in CALLS and (graph := called_graph(operation)) is not None:
+        inside = _lookups(
+            graph.outputs[indices.value_index],
+            lambda inner: any(map(depends, arguments_for(operation, graph, inner))),
+        )
+        # A function's own tensors are of no use outside: one size at most can be left open.
+        sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]
+        is_here = indices.graph is tf.compat.v1.get_default_graph()
+        if is_here and sizes.count(-1) <= 1:
+            parts = tf.split(indices, sizes)
+            return [(part, which) for part, (_, which) in zip(parts, inside, strict=True)]
+    return [(indices, depends(indices))]
+
+
+def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
+    """Slices of all ranks, with those that are most likely no sample's added up.
+
+    Run eagerly, nothing shows where indices come from. Positions are rising and the same on all
+    ranks; those of samples hardly ever are.
+    """
+    count = len(everyones.indices) // ranks
+    if count < 2 or count * ranks != len(everyones.indices):
+        return everyones
+    by_rank = everyones.indices.numpy().reshape(ranks, count)
+    if (by_rank != by_rank[0]).any() or (np.diff(by_rank[0]) <= 0).any():
+        return everyones
+    shape = [ranks, count, *everyones.values.shape[1:]]
+    values = tf.reduce_sum(tf.reshape(everyones.values, shape), axis=0)
+    return tf.IndexedSlices(values, everyones.indices[:count], everyones.dense_shape)
 
 
 def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:

@@ -36,19 +36,32 @@ _seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 class LayerState:
-    """The state of a model's layers in one step of this rank."""
+    """The state of a model's layers in one step of this rank.
 
-    def __init__(self, model: keras.Model, part: Part) -> None:
+    Args:
+        model: The model.
+        part: The data.
+        is_fixed: Tells whether a tensor is known to be the same on all ranks.
+    """
+
+    def __init__(
+        self, model: keras.Model, part: Part, is_fixed: Callable[[tf.Tensor], bool]
+    ) -> None:
         _check_stateful_layers(model, part)
         self._model = model
         self._part = part
+        self._is_fixed = is_fixed
         self._has_samples = part.count > 0
         self._written: dict[int, Any] = {}
+        self._records = True
         self._before = {
             id(variable): tf.identity(variable.value)
-            for variable in model.non_trainable_variables
+            for variable in self._variables()
             if variable.aggregation == "sum"
         }
+
+    def _variables(self) -> list[Any]:
+        return [*self._model.non_trainable_variables, *self._model.trainable_variables]
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -61,16 +74,31 @@ class LayerState:
     def _wrap_assign(self, assign: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(assign)
         def recorded_assign(variable: Any, value: Any) -> Any:
-            if not internals.in_stateless_scope():
-                self._written[id(variable)] = variable
+            if self._records and not internals.in_stateless_scope():
+                self._record(variable, value)
             return assign(variable, value)
 
         return recorded_assign
 
+    def _record(self, variable: Any, value: Any) -> None:
+        # What a step makes of weights alone, as their moving averages, needs no combining.
+        is_tensor = isinstance(value, tf.Tensor)
+        if not (variable.trainable and (not is_tensor or self._is_fixed(value))):
+            self._written[id(variable)] = variable
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """What an optimizer writes is the same on all ranks."""
+        self._records = False
+        try:
+            yield
+        finally:
+            self._records = True
+
     @property
     def written(self) -> list[Any]:
-        """The variables of layers, none that are trained, which the step has written so far."""
-        return [v for v in self._model.non_trainable_variables if id(v) in self._written]
+        """The variables of layers which the step has written so far, and no optimizer."""
+        return [variable for variable in self._variables() if id(variable) in self._written]
 
     def combine(self, trained: bool) -> None:
         """Gives all ranks the same state, of all their samples.
@@ -100,7 +128,7 @@ class LayerState:
         written -= left_out
         return [
             variable
-            for variable in self._model.non_trainable_variables
+            for variable in self._variables()
             if id(variable) in written and not state.is_seed(variable)
         ]
 

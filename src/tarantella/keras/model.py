@@ -27,6 +27,8 @@ from tarantella.keras import (
     saving,
     state,
 )
+from tarantella.keras.advice import Advice
+from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.compiled import call_compiled
 from tarantella.keras.distributed import undistributed
 from tarantella.keras.feed import Feed, begins_anew, in_batches, split_for_validation
@@ -59,7 +61,7 @@ class RankSteps(StopsTogether, keras.Model):
     """
 
     jit_compile: Any
-    _tnt_advice: normalization.Advice
+    _tnt_advice: Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
     _tnt_functions: dict[tuple[str, bool], Any]
@@ -91,7 +93,7 @@ class RankSteps(StopsTogether, keras.Model):
         if not isinstance(data, Part):
             return super().predict_step(data)
         end_phase("input", data.data)
-        layer_state = LayerState(self, data)
+        layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
         with self._compiled_calls(), layer_state.recorded():
             outputs = super().predict_step(data.data)
         layer_state.combine(trained=False)
@@ -107,6 +109,11 @@ class RankSteps(StopsTogether, keras.Model):
         if step is not None:
             return step.results_of(compute, self.metrics)
         return global_results(compute, self.metrics, Channel("metrics"))
+
+    def _aggregate_additional_loss(self, loss: Any) -> Any:
+        """Sums up what was handed to `add_loss`, as Keras does, over the samples of all ranks."""
+        total, step = super()._aggregate_additional_loss(loss), current()
+        return total if step is None else step.added_loss(loss, total)
 
     def _own_results(self) -> dict[str, Any]:
         """The metrics of this rank's part of the data."""
@@ -807,7 +814,7 @@ def _wrapped(model: keras.Model) -> Any:
         test_function=None,
         predict_function=None,
         _tnt_batch_logs=frozenset(),
-        _tnt_advice=normalization.Advice(),
+        _tnt_advice=Advice(),
         _tnt_compiles_calls=False,
         _tnt_functions={},
         _tnt_passes_over=False,

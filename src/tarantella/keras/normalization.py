@@ -23,24 +23,19 @@ from tarantella.comm.turns import in_turn
 from tarantella.data import share
 from tarantella.errors import InputError
 from tarantella.keras import internals
-from tarantella.runtime import world
-from tarantella.runtime.log import LOGGER
-
-# Statistics of fewer samples are poor.
-ENOUGH_SAMPLES = 16
 
 
 class GlobalMoments:
     """Means and variances over the samples of all ranks.
 
     Args:
-        share: This rank's share of the global batch; 0 if it computes on a sample that does not
-            count.
+        share: Returns this rank's share of the global batch; 0 if it computes on a sample that
+            does not count.
         loss_has_share: Tells, when gradients are computed, whether the loss was multiplied with
             the share already. If not, that is done with the gradients later.
     """
 
-    def __init__(self, share: tf.Tensor, loss_has_share: Callable[[], bool]) -> None:
+    def __init__(self, share: Callable[[], tf.Tensor], loss_has_share: Callable[[], bool]) -> None:
         self._share = share
         self._loss_has_share = loss_has_share
 
@@ -82,7 +77,7 @@ class GlobalMoments:
         In float64, in which sums of squares tell variances well apart from means. `epsilon` is
         what Keras adds to the number of values.
         """
-        counted = tf.cast(self._share > 0, tf.float64) * tf.cast(count, tf.float64)
+        counted = tf.cast(self._share() > 0, tf.float64) * tf.cast(count, tf.float64)
         wide_mean, wide_variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
         values, total, squares = _sum_over_ranks(
             self._sum_gradients,
@@ -103,12 +98,12 @@ class GlobalMoments:
         get those of the others here, and this rank's is taken off.
         """
         if self._loss_has_share():
-            weight = tf.cast(self._share > 0, tf.float64)
+            weight = tf.cast(self._share() > 0, tf.float64)
             weighted = [tf.math.multiply_no_nan(g, weight) for g in gradients]
             return _sum_over_ranks(_refuse_gradients_of_gradients, *weighted)
-        weighted = [tf.math.multiply_no_nan(g, self._share) for g in gradients]
+        weighted = [tf.math.multiply_no_nan(g, self._share()) for g in gradients]
         sums = _sum_over_ranks(_refuse_gradients_of_gradients, *weighted)
-        return [tf.math.divide_no_nan(total, self._share) for total in sums]
+        return [tf.math.divide_no_nan(total, self._share()) for total in sums]
 
 
 def _sum_over_ranks(gradient: Callable[..., Any], *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -161,7 +156,7 @@ def synchronized_in_own_loop(model: keras.Model) -> Iterator[None]:
     if not synchronized_layers(model):
         yield
         return
-    moments = GlobalMoments(share.current(), loss_has_share=lambda: False)
+    moments = GlobalMoments(share.current, loss_has_share=lambda: False)
     with internals.replaced(moments.replacements()):
         yield
 
@@ -193,57 +188,3 @@ def _trained_layers(model: keras.Model) -> list[Any]:
 
 
 # What the user is told
-
-
-class Advice:
-    """What is told once about the batch normalization in a model.
-
-    Which layers use statistics of their rank's part shows when a step is traced, and how large
-    the parts are when data come; either can be first.
-    """
-
-    def __init__(self) -> None:
-        self._local_layers: list[str] = []
-        self._samples = ENOUGH_SAMPLES
-        self._told: set[str] = set()
-
-    def layers_used_own_parts(self, names: list[str]) -> None:
-        """These layers have used the statistics of this rank's part."""
-        self._local_layers = names
-        self._tell_of_small_parts()
-
-    def parts_have(self, samples: int) -> None:
-        """The smallest part of a batch has so many samples."""
-        self._samples = samples
-        self._tell_of_small_parts()
-
-    def _tell_of_small_parts(self) -> None:
-        if self._local_layers and self._samples < ENOUGH_SAMPLES:
-            self._tell_once(
-                "Each rank has %d samples of a batch, and batch normalization (%s) uses the "
-                "statistics of those alone, which are poor for fewer than %d. Make the global "
-                "batch larger, %d or more; or make the layers with `synchronized=True`, and they "
-                "use the statistics of the global batch.",
-                self._samples,
-                _some(self._local_layers),
-                ENOUGH_SAMPLES,
-                ENOUGH_SAMPLES * world.get_size(),
-            )
-
-    def not_compiled(self, names: list[str]) -> None:
-        """The model is not compiled with XLA, since these layers communicate."""
-        self._tell_once(
-            "The model is not compiled with XLA for training, whatever `jit_compile` says: with "
-            "`synchronized=True` batch normalization (%s) communicates, which XLA cannot compile.",
-            _some(names),
-        )
-
-    def _tell_once(self, message: str, *args: Any) -> None:
-        if message not in self._told:
-            self._told.add(message)
-            LOGGER.warning(message, *args)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:2])
-    return shown if len(names) <= 2 else f"{shown} and {len(names) - 2} more"

@@ -9,6 +9,8 @@ led through here:
 - What Keras computes as a sum over samples is divided by the share first; what Keras divides
   by something other than N (a mask's valid entries, the sum of the sample weights) gets the
   divisor of the global batch.
+- A number that the user's code computes is a mean, a sum, or a function of such; its graph shows
+  which (`batch_reductions`), and it is made to count like a mean.
 - The gradients are summed over the ranks when they are handed to an optimizer.
 - The state of metrics is summed over the ranks when a result is asked for.
 - Moments that are synchronized are those of the global batch.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import keras
@@ -31,6 +33,7 @@ from tarantella.comm.phases import end_phase
 from tarantella.comm.turns import in_turn
 from tarantella.data.parts import Part
 from tarantella.keras import gradients, internals
+from tarantella.keras.batch_reductions import BatchGraph, Formula, Kind, Leaf
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.normalization import GlobalMoments
 from tarantella.runtime import world
@@ -58,25 +61,37 @@ class Step:
         shares_logs: Whether the results of metrics are those of all ranks, not of this one.
     """
 
-    def __init__(self, model: keras.Model, part: Part, shares_logs: bool = True) -> None:
+    def __init__(self, model: Any, part: Part, shares_logs: bool = True) -> None:
         self._model = model
+        self._advice = model._tnt_advice
         self._shares_logs = shares_logs
-        self._has_samples = part.count > 0
-        count = tf.cast(part.count, tf.float64)
-        total = tf.cast(part.total, tf.float64)
-        self.share = count / total
-        # A rank without samples computes on one that counts for nothing.
-        self._inflation = total / tf.maximum(count, 1.0)
+        self._share = Share(tf.cast(part.count, tf.float64) / tf.cast(part.total, tf.float64))
         self._gradients = gradients.channel()
         self._losses = Channel("losses")
         self._metrics = Channel("metrics")
         self._weighted_for: set[int] = set()
         self._nested = False
+        self._builds_metric = False
         self._trained = False
         self._can_be_empty = _can_be_empty(part)
+        self._graph = BatchGraph.of(part.data)
         self._global_numbers: list[tf.Tensor] = []
-        self._moments = GlobalMoments(self.share, lambda: bool(self._weighted_for))
-        self.layer_state = LayerState(model, part)
+        self._moments = GlobalMoments(lambda: self.share, lambda: bool(self._weighted_for))
+        self.layer_state = LayerState(model, part, self._graph.is_fixed)
+
+    @property
+    def share(self) -> tf.Tensor:
+        """This rank's samples divided by those of all."""
+        return self._share.value()
+
+    @property
+    def _has_samples(self) -> tf.Tensor:
+        return self.share > 0
+
+    @property
+    def _inflation(self) -> tf.Tensor:
+        """What makes a sum over this rank's samples count, with its share, as it is."""
+        return tf.math.divide_no_nan(tf.ones((), tf.float64), self.share)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -89,6 +104,7 @@ class Step:
             *internals.wrapped_methods(optimizer, "apply", self._wrap_apply),
             *internals.wrapped_methods(metric, "result", self._wrap_result),
             *internals.wrapped_methods(metric, "update_state", self._wrap_update),
+            (tf.GradientTape, "gradient", self._wrap_gradient(tf.GradientTape.gradient)),
             *self._moments.replacements(),
         ]
         _current.append(self)
@@ -121,21 +137,111 @@ class Step:
         ) -> Any:
             loss = reduce(values, sample_weight, mask, reduction, dtype)
             values = keras.ops.convert_to_tensor(values, dtype=dtype)
-            if reduction in (None, "none") or values.shape.rank == 0:
+            if values.shape.rank == 0:  # reduced by the user's loss function already
+                return self.as_mean(loss)
+            if reduction in (None, "none"):
                 return loss
             if reduction == "sum":
-                return loss * tf.cast(self._inflation, loss.dtype)
+                return self._counted(loss * tf.cast(self._inflation, loss.dtype))
             if reduction == "mean_with_sample_weight":
                 weights = internals.merged_sample_weight(values, sample_weight, mask, dtype)
                 epsilon = 0.0
             else:
                 weights = mask
                 epsilon = internals.mask_epsilon()
-            if weights is None:
-                return loss
-            return loss * tf.cast(self._correction(weights, epsilon), loss.dtype)
+            if weights is not None:
+                loss = loss * tf.cast(self._correction(weights, epsilon), loss.dtype)
+            return self._counted(loss)
 
         return reduce_globally
+
+    def _counted(self, number: tf.Tensor) -> tf.Tensor:
+        """Notes that a number counts with the share of this rank, as a mean over samples does."""
+        self._graph.remember(number, Kind.MEAN)
+        return number
+
+    def as_mean(self, number: Any) -> Any:
+        """A tensor that the user's code computed, made to count as a mean over samples does.
+
+        With one entry for each sample it stands for their sum, as TensorFlow takes gradients and
+        Keras adds up losses. It has to be called where the gradients of the result are recorded.
+        """
+        if not _is_float_tensor(number):
+            return number
+        kind, formula = self._kind_of(number)
+        if kind is Kind.SUM:
+            number = number * tf.cast(self._inflation, number.dtype)
+        elif kind is Kind.OTHER and formula is not None:
+            value, terms = self._over_ranks(formula)
+            # The value over all ranks, with gradients that lead to this rank's samples.
+            number = tf.stop_gradient(value)
+            for term, coefficient in terms:
+                number += tf.reduce_sum(coefficient * (term - tf.stop_gradient(term)))
+        return self._counted(number)
+
+    def added_loss(self, loss: Any, total: Any) -> Any:
+        """What Keras makes of something handed to `add_loss`, counting as a mean does."""
+        if loss.shape.rank and self._kind_of(loss)[0] is Kind.SUM:
+            return self._counted(total * tf.cast(self._inflation, total.dtype))
+        return self.as_mean(total)
+
+    def _kind_of(self, number: tf.Tensor) -> tuple[Kind, Formula | None]:
+        known = self._graph.known_kind(number)
+        if known is not None:
+            return known, None
+        if number.shape.rank and self._graph.is_batched(number):
+            return Kind.SUM, None
+        if isinstance(number, tf.__internal__.EagerTensor):
+            self._advice.number_of_eager_step()
+            return Kind.MEAN, None
+        formula = self._graph.formula(number)
+        if formula is None:
+            self._advice.number_not_understood(number.op.name)
+            return Kind.MEAN, None
+        return formula.kind, formula
+
+    def _over_ranks(self, formula: Formula) -> tuple[tf.Tensor, list[tuple[tf.Tensor, tf.Tensor]]]:
+        """The value of a formula over the global batch, and the terms of its gradient.
+
+        Each term is a tensor of this rank and the factor with which a change of it changes the
+        value, divided by the share of this rank.
+        """
+        leaves = formula.leaves
+        combined = [leaf for leaf in leaves if leaf.kind is not Kind.FIXED]
+        weights = [self._weight(leaf) for leaf in combined]
+        own = [
+            tf.math.multiply_no_nan(tf.cast(leaf.tensor, tf.float64), weight)
+            for leaf, weight in zip(combined, weights, strict=True)
+        ]
+        sums = in_turn(
+            "losses",
+            lambda: self._losses.allreduce([*own, *weights], threshold=np.iinfo(np.int64).max),
+        )
+        of_all = {}
+        factors = {}
+        for leaf, weight, total, all_weights in zip(
+            combined, weights, sums[: len(own)], sums[len(own) :], strict=True
+        ):
+            divisor = all_weights if leaf.kind is Kind.MEAN else tf.ones_like(all_weights)
+            of_all[id(leaf)] = tf.cast(total / divisor, leaf.tensor.dtype)
+            factors[id(leaf)] = tf.math.divide_no_nan(weight, divisor * self.share)
+        values = [of_all.get(id(leaf), leaf.tensor) for leaf in leaves]
+        value = formula.computed_from(values)
+        terms = []
+        for leaf, slope in zip(leaves, tf.gradients(value, values), strict=True):
+            if slope is not None:
+                slope = tf.stop_gradient(tf.convert_to_tensor(slope))
+                factor = factors.get(id(leaf), tf.ones((), tf.float64))
+                terms.append((leaf.tensor, slope * tf.cast(factor, slope.dtype)))
+        return value, terms
+
+    def _weight(self, leaf: Leaf) -> tf.Tensor:
+        """With what a mean or sum of this rank goes into that of all."""
+        if leaf.kind is not Kind.MEAN:
+            return tf.cast(self._has_samples, tf.float64)
+        if leaf.entries is None:
+            return self.share
+        return tf.where(self._has_samples, leaf.entries, tf.zeros_like(leaf.entries))
 
     def _correction(self, weights: Any, epsilon: float) -> tf.Tensor:
         """Exchanges the divisor of this part, the sum of `weights`, for the global one."""
@@ -173,13 +279,58 @@ class Step:
             self._weighted_for.add(id(optimizer))
             loss = keras.ops.convert_to_tensor(loss)
             end_phase("forward", loss)
-            # A loss that is not reduced is summed up by the gradients: every sample counts 1.
-            weight = self.share if loss.shape.rank == 0 else self._has_samples
-            loss = loss * tf.cast(weight, loss.dtype)
+            loss = self.as_mean(loss)
+            loss = loss * tf.cast(self.share, loss.dtype)
             with self._outermost():
-                return scale_loss(optimizer, loss)
+                loss = scale_loss(optimizer, loss)
+            self._graph.remember(loss, Kind.SUM)
+            return loss
 
         return scale_share_of_loss
+
+    def _wrap_gradient(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(gradient)
+        def gradient_of_mean(
+            tape: tf.GradientTape,
+            target: Any,
+            sources: Any,
+            output_gradients: Any = None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            # With an optimizer's `scale_loss`, the loss has the share of this rank already.
+            trains = any(map(_is_variable, keras.tree.flatten(sources)))
+            if trains and not self._weighted_for:
+                target, output_gradients = self._as_means(target, output_gradients)
+            return gradient(tape, target, sources, output_gradients, *args, **kwargs)
+
+        return gradient_of_mean
+
+    def _as_means(self, target: Any, output_gradients: Any) -> tuple[Any, Any]:
+        """What to take gradients of, in place of what was computed, and the gradients of that.
+
+        The tape records no more: other than in `as_mean`, nothing can be multiplied.
+        """
+        targets = tf.nest.flatten(target)
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
+        kinds = [
+            self._kind_of(one) if _is_float_tensor(one) else (Kind.MEAN, None) for one in targets
+        ]
+        if not any(kind in (Kind.SUM, Kind.OTHER) for kind, _ in kinds):
+            return target, output_gradients
+        pairs: list[tuple[Any, Any]] = []
+        for one, upstream, (kind, formula) in zip(targets, given, kinds, strict=True):
+            upstream = tf.ones_like(one) if upstream is None else upstream
+            if kind is Kind.SUM:
+                upstream *= tf.cast(self._inflation, one.dtype)
+            if kind is Kind.OTHER and formula is not None:
+                _, terms = self._over_ranks(formula)
+                pairs.extend((term, upstream * factor) for term, factor in terms)
+            else:
+                pairs.append((one, upstream))
+        return [one for one, _ in pairs], [upstream for _, upstream in pairs]
 
     # Gradients
 
@@ -198,7 +349,7 @@ class Step:
                 grads = gradients.weighted(grads, self.share)
             self._weighted_for.discard(id(optimizer))
             grads = gradients.sum_over_ranks(grads, self._gradients, has_scaled_loss)
-            with self._outermost():
+            with self._outermost(), self.layer_state.unrecorded():
                 result = apply(optimizer, grads, trainable_variables)
             gradients.end_update(trainable_variables or self._model.trainable_variables)
             return result
@@ -217,13 +368,21 @@ class Step:
                 return update_state(metric, *args, **kwargs)
             with self._outermost():
                 if self._can_be_empty:
-                    internals.build_metric(metric, args, kwargs)
+                    self._build_metric(metric, args, kwargs)
                 before = self._values_now(metric.variables)
                 result = update_state(metric, *args, **kwargs)
                 self._keep_only_what_counted(before)
                 return result
 
         return update_counted
+
+    def _build_metric(self, metric: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Creates a metric's variables; what is computed for that is thrown away."""
+        self._builds_metric = True
+        try:
+            internals.build_metric(metric, args, kwargs)
+        finally:
+            self._builds_metric = False
 
     def _with_share(self, update_state: Callable[..., Any]) -> Callable[..., Any]:
         """A number that was computed from this part counts with the part's share.
@@ -234,12 +393,24 @@ class Step:
 
         @wraps(update_state)
         def update_with_share(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-            number = keras.ops.convert_to_tensor(values)
-            if number.shape.rank == 0 and number.dtype.is_floating and sample_weight is None:
-                sample_weight = tf.cast(self.share, number.dtype)
+            numbers = keras.ops.convert_to_tensor(values)
+            if isinstance(numbers, keras.Variable):
+                numbers = numbers.value
+            if numbers.dtype.is_floating and not self._graph.is_batched(numbers):
+                if not self._builds_metric:
+                    values = self.as_mean(numbers)
+                share = tf.cast(self.share, numbers.dtype)
+                if sample_weight is None:
+                    sample_weight = tf.ones_like(numbers) * share
+                elif self._is_fixed(sample_weight):
+                    sample_weight = tf.cast(sample_weight, numbers.dtype) * share
             return update_state(metric, values, sample_weight)
 
         return update_with_share
+
+    def _is_fixed(self, weight: Any) -> bool:
+        """Whether a weight has nothing to do with this rank's samples, as far as can be known."""
+        return not isinstance(weight, tf.Tensor) or self._graph.is_fixed(weight)
 
     def _wrap_result(self, result: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(result)
@@ -265,7 +436,7 @@ class Step:
         if not isinstance(logs, dict):
             return logs
         own = [name for name, value in logs.items() if self._is_own_number(value)]
-        shares = [logs[name] * tf.cast(self.share, logs[name].dtype) for name in own]
+        shares = [self.as_mean(logs[name]) * tf.cast(self.share, logs[name].dtype) for name in own]
         sums = self._metrics.allreduce(shares, threshold=np.iinfo(np.int64).max)
         return {**logs, **dict(zip(own, sums, strict=True))}
 
@@ -285,6 +456,34 @@ class Step:
         """Sets metrics back to what they were, if this rank had no sample of its own."""
         for variable, value in before:
             variable.assign(tf.where(self._has_samples, variable.value, value))
+
+
+class Share:
+    """This rank's share of the global batch, for all functions that a step calls.
+
+    A tensor is of use in its own graph only. A function of the user's that is traced in one step
+    and called by others as well reads a variable instead, which each step writes.
+    """
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self._value = value
+        self._graph = _current_graph()
+        _share_of_step().assign(value)
+
+    def value(self) -> tf.Tensor:
+        if _current_graph() is self._graph:
+            return self._value
+        return tf.convert_to_tensor(_share_of_step())
+
+
+def _current_graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+@cache
+def _share_of_step() -> tf.Variable:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(1.0, trainable=False, dtype=tf.float64)
 
 
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
@@ -313,6 +512,14 @@ def _values(results: Any) -> Any:
     return keras.tree.map_structure(
         lambda result: result.value if isinstance(result, keras.Variable) else result, results
     )
+
+
+def _is_float_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, (tf.Variable, keras.Variable))
 
 
 def _can_be_empty(part: Part) -> bool:

@@ -1,0 +1,84 @@
+"""What users are told about a model while it trains."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tarantella.runtime import world
+from tarantella.runtime.log import LOGGER
+
+# Statistics of fewer samples are poor.
+ENOUGH_SAMPLES = 16
+
+
+class Advice:
+    """What users are told about a model, once each.
+
+    Which layers use statistics of their rank's part shows when a step is traced, and how large
+    the parts are when data come; either can be first.
+    """
+
+    def __init__(self) -> None:
+        self._local_layers: list[str] = []
+        self._samples = ENOUGH_SAMPLES
+        self._told: set[str] = set()
+
+    def layers_used_own_parts(self, names: list[str]) -> None:
+        """These layers have used the statistics of this rank's part."""
+        self._local_layers = names
+        self._tell_of_small_parts()
+
+    def parts_have(self, samples: int) -> None:
+        """The smallest part of a batch has so many samples."""
+        self._samples = samples
+        self._tell_of_small_parts()
+
+    def _tell_of_small_parts(self) -> None:
+        if self._local_layers and self._samples < ENOUGH_SAMPLES:
+            self._tell_once(
+                "Each rank has %d samples of a batch, and batch normalization (%s) uses the "
+                "statistics of those alone, which are poor for fewer than %d. Make the global "
+                "batch larger, %d or more; or make the layers with `synchronized=True`, and they "
+                "use the statistics of the global batch.",
+                self._samples,
+                _some(self._local_layers),
+                ENOUGH_SAMPLES,
+                ENOUGH_SAMPLES * world.get_size(),
+            )
+
+    def not_compiled(self, names: list[str]) -> None:
+        """The model is not compiled with XLA, since these layers communicate."""
+        self._tell_once(
+            "The model is not compiled with XLA for training, whatever `jit_compile` says: with "
+            "`synchronized=True` batch normalization (%s) communicates, which XLA cannot compile.",
+            _some(names),
+        )
+
+    def number_not_understood(self, name: str) -> None:
+        """A number of the user's code is taken as a mean, because its graph does not show more."""
+        self._tell_once(
+            "The number '%s', which your loss, `add_loss` or step computes, is taken as a mean "
+            "over the samples of a batch: its graph does not show how it is computed from them. "
+            "If it is no mean, results differ from those of one process; return one value for "
+            "each sample instead.",
+            name,
+        )
+
+    def number_of_eager_step(self) -> None:
+        """Numbers are taken as means, because without a graph nothing shows more."""
+        self._tell_once(
+            "With `run_eagerly=True`, a loss of your own that is a single number is taken as a "
+            "mean over the samples of a batch.",
+            level=logging.INFO,
+        )
+
+    def _tell_once(self, message: str, *args: Any, level: int = logging.WARNING) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            LOGGER.log(level, message, *args)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:2])
+    return shown if len(names) <= 2 else f"{shown} and {len(names) - 2} more"

@@ -1,0 +1,357 @@
+"""How a number was computed from the samples of a batch, as its TensorFlow graph shows.
+
+Keras's own losses and metrics say how they reduce samples to one number. What a user's code
+computes, in a loss function, for `add_loss` or in a `train_step`, does not say so; but its graph
+shows that the number is a function of means and sums over the samples, of weights and constants:
+
+- Anything linear in means is a mean: the global one is that of the ranks, by their shares.
+- Anything linear in sums is a sum: the ranks' add up.
+- Any other function, as a masked mean, which is a sum divided by a sum, has to be computed again,
+  from the means and sums over the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import tensorflow as tf
+
+from tarantella.comm.functions import CALLS, called_graph
+
+
+class Kind(Enum):
+    """What a tensor is, as a function of the samples of a batch."""
+
+    FIXED = "depends on no sample"
+    MEAN = "linear in means over the samples"
+    SUM = "linear in sums over the samples"
+    ROWS = "the number of samples"
+    OTHER = "another function of means and sums"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A mean or sum over the samples that a number is a function of; or a fixed tensor.
+
+    Attributes:
+        tensor: The micro-batch's.
+        kind: How the ranks' are to be combined.
+        entries: For a mean over part of the samples: how many entries it is a mean of.
+    """
+
+    tensor: tf.Tensor
+    kind: Kind
+    entries: tf.Tensor | None = None
+
+
+@dataclass
+class Formula:
+    """A number, as a function of leaves.
+
+    Attributes:
+        number: It.
+        kind: What it is as a whole.
+        leaves: What it is computed from.
+        operations: How, in an order in which they can be run.
+    """
+
+    number: tf.Tensor
+    kind: Kind = Kind.FIXED
+    leaves: list[Leaf] = field(default_factory=list)
+    operations: list[tf.Operation] = field(default_factory=list)
+
+    def computed_from(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The number for other values of the leaves."""
+        known = {id(leaf.tensor): value for leaf, value in zip(self.leaves, values, strict=True)}
+        graph = tf.compat.v1.get_default_graph()
+        for operation in self.operations:
+            copy = graph.create_op(
+                operation.type,
+                [known.get(id(tensor), tensor) for tensor in operation.inputs],
+                [output.dtype for output in operation.outputs],
+                attrs=dict(operation.node_def.attr),
+                op_def=operation.op_def,
+            )
+            for output, copied in zip(operation.outputs, copy.outputs, strict=True):
+                known[id(output)] = copied
+        return known[id(self.number)]
+
+
+# These read variables, which are the same on all ranks, and no samples.
+_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+# The number of entries of what these return depends on their values.
+_SELECTIONS = {"Where", "Unique", "UniqueV2", "DynamicPartition", "SparseSlice"}
+_KEEP_LINEAR = {
+    "BroadcastTo", "Cast", "CheckNumerics", "ExpandDims", "Identity", "Mean", "Neg",
+    "PreventGradient", "Reshape", "Snapshot", "Squeeze", "StopGradient", "StridedSlice", "Sum",
+    "Tile", "Transpose",
+}  # fmt: skip
+_ADD = {"Add", "AddN", "AddV2", "ConcatV2", "Pack", "Sub"}
+_DIVIDE = {"Div", "DivNoNan", "RealDiv"}
+
+
+class BatchGraph:
+    """What tensors of a graph have to do with the samples of a batch.
+
+    Args:
+        samples: Tensors with the samples in their first axis.
+        even: Whether every tensor has the same number of rows for each sample.
+    """
+
+    def __init__(self, samples: Sequence[tf.Tensor], even: bool = True) -> None:
+        self._rows = {leaf.shape[0] for leaf in samples if leaf.shape.rank}
+        self._even = even
+        self._noted_eagerly: dict[int, Leaf] = {}
+        self._depends_on_samples = depends_on_samples()
+        self._is_selected = _Search(lambda tensor: tensor.op.type in _SELECTIONS).finds
+
+    @classmethod
+    def of(cls, data: Any) -> BatchGraph:
+        """The one of a step with these data."""
+        leaves = tf.nest.flatten(data)
+        uneven = [leaf for leaf in leaves if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))]
+        return cls([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)], even=not uneven)
+
+    def formula(self, number: tf.Tensor) -> Formula | None:
+        """How a tensor without an axis of samples is computed, or None if that does not show."""
+        formula = Formula(number)
+        try:
+            formula.kind = self._visit(number, formula, {})
+        except _NotUnderstoodError:
+            return None
+        return formula
+
+    def remember(self, tensor: tf.Tensor, kind: Kind) -> None:
+        """Notes what a tensor is, for those who come across it."""
+        self._noted(tensor)[id(tensor)] = Leaf(tensor, kind)
+
+    def known_kind(self, tensor: tf.Tensor) -> Kind | None:
+        """What a tensor was noted to be."""
+        leaf = self._noted(tensor).get(id(tensor))
+        return None if leaf is None else leaf.kind
+
+    def is_batched(self, tensor: tf.Tensor) -> bool:
+        """Whether the first axis of a tensor is that of the samples, as far as shapes tell."""
+        if not tensor.shape.rank:
+            return False
+        rows = tensor.shape[0]
+        return rows is None or any(size is not None and rows == size for size in self._rows)
+
+    def is_fixed(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is known to be the same on all ranks."""
+        return not _is_eager(tensor) and not self._depends_on_samples(tensor)
+
+    def _noted(self, tensor: tf.Tensor) -> dict[int, Leaf]:
+        """What is noted of tensors of the same graph: with the graph, which others may call."""
+        if _is_eager(tensor):
+            return self._noted_eagerly
+        if not hasattr(tensor.graph, "_tnt_noted"):
+            tensor.graph._tnt_noted = {}
+        noted: dict[int, Leaf] = tensor.graph._tnt_noted
+        return noted
+
+    def _visit(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Kind]) -> Kind:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = self._kind(tensor, formula, seen)
+        return seen[id(tensor)]
+
+    def _kind(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Kind]) -> Kind:
+        leaf = self._leaf(tensor)
+        if leaf is not None:
+            formula.leaves.append(leaf)
+            return Kind.OTHER if leaf.entries is not None else leaf.kind
+        operation = tensor.op
+        if operation.type in CALLS and (kind := self._kind_of_result(tensor)) is not None:
+            formula.leaves.append(Leaf(tensor, kind))
+            return kind
+        if self.is_batched(tensor) or _is_opaque(operation):
+            raise _NotUnderstoodError
+        kinds = [self._visit(argument, formula, seen) for argument in operation.inputs]
+        if operation not in formula.operations:
+            formula.operations.append(operation)
+        return _combined(operation, kinds)
+
+    def _kind_of_result(self, result: tf.Tensor) -> Kind | None:
+        """What a function returns, if that is simple."""
+        graph = called_graph(result.op)
+        inner = None if graph is None else self.formula(graph.outputs[result.value_index])
+        return inner.kind if inner is not None and inner.kind is not Kind.OTHER else None
+
+    def _leaf(self, tensor: tf.Tensor) -> Leaf | None:
+        if id(tensor) in self._noted(tensor):
+            return self._noted(tensor)[id(tensor)]
+        if self.is_fixed(tensor):
+            return Leaf(tensor, Kind.FIXED)
+        operation = tensor.op
+        counted = _size_along_axis(operation)
+        if counted is not None:
+            whole, axis = counted
+            if axis != 0 or not self.is_batched(whole):
+                return Leaf(tensor, Kind.FIXED)
+            return Leaf(tensor, Kind.SUM if self._is_selection(whole) else Kind.ROWS)
+        if operation.type in ("Sum", "Mean") and self._reduces_samples(operation):
+            if operation.type == "Sum":
+                return Leaf(tensor, Kind.SUM)
+            values = operation.inputs[0]
+            if not self._is_selection(values):
+                return Leaf(tensor, Kind.MEAN)
+            entries = tf.size(values, tf.int64) / tf.size(tensor, tf.int64)
+            return Leaf(tensor, Kind.MEAN, tf.cast(entries, tf.float64))
+        return None
+
+    def _reduces_samples(self, reduction: tf.Operation) -> bool:
+        values = reduction.inputs[0]
+        axes = tf.get_static_value(reduction.inputs[1])
+        if axes is None or not self.is_batched(values):
+            return False
+        return any(int(axis) % values.shape.rank == 0 for axis in axes.reshape(-1))
+
+    def _is_selection(self, tensor: tf.Tensor) -> bool:
+        """Whether the number of rows may be another than that of samples, times a constant."""
+        return not self._even or self._is_selected(tensor)
+
+
+class _NotUnderstoodError(Exception):
+    """The graph does not show how a number is computed from the samples."""
+
+
+def _combined(operation: tf.Operation, kinds: Sequence[Kind]) -> Kind:
+    """What an operation makes of arguments of these kinds."""
+    name, all_kinds = operation.type, set(kinds)
+    of_samples = all_kinds - {Kind.FIXED}
+    if name in _ADD:
+        values = set(kinds[:-1]) if name == "ConcatV2" else all_kinds
+        if values <= {Kind.FIXED, Kind.MEAN}:
+            return Kind.MEAN
+        return Kind.SUM if values == {Kind.SUM} else Kind.OTHER
+    if len(of_samples) == 1:
+        (kind,) = of_samples
+        if kind is Kind.ROWS:
+            return kind if name in ("Cast", "Identity") else Kind.OTHER
+        is_product = name == "Mul" and Kind.FIXED in all_kinds
+        is_quotient = name in _DIVIDE and kinds[1] is Kind.FIXED
+        if name in _KEEP_LINEAR or is_product or is_quotient:
+            return kind
+    if name in _DIVIDE and list(kinds) == [Kind.SUM, Kind.ROWS]:
+        return Kind.MEAN
+    return Kind.OTHER
+
+
+def _size_along_axis(operation: tf.Operation) -> tuple[tf.Tensor, int] | None:
+    """For a size along an axis: of which tensor, and which axis."""
+    if operation.type == "Size":
+        return operation.inputs[0], 0
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return None
+    begin = tf.get_static_value(operation.inputs[1])
+    if begin is None or operation.outputs[0].shape.rank != 0:
+        return None
+    whole = operation.inputs[0].op.inputs[0]
+    return whole, int(begin[0]) % (whole.shape.rank or 1)
+
+
+def _is_opaque(operation: tf.Operation) -> bool:
+    """Whether what an operation does can neither be seen nor be done again."""
+    has_functions = any(value.HasField("func") for value in operation.node_def.attr.values())
+    return _is_argument(operation) or operation.op_def.is_stateful or has_functions
+
+
+def _is_eager(tensor: Any) -> bool:
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def _is_argument(operation: tf.Operation) -> bool:
+    return operation.type == "Placeholder"
+
+
+def _captured(argument: tf.Tensor) -> Any:
+    """What an argument of a function stands for, if it was captured: a tensor outside."""
+    for outer, inner in getattr(argument.graph, "captures", []):
+        if inner is argument:
+            return outer
+    return None
+
+
+class _Search:
+    """Looks for operations among those that a tensor is computed by.
+
+    Args:
+        is_found: Tells whether a tensor comes from an operation that is looked for.
+    """
+
+    def __init__(self, is_found: Callable[[tf.Tensor], bool]) -> None:
+        self._is_found = is_found
+        self._results: dict[int, tuple[tf.Tensor, bool]] = {}
+
+    def finds(self, tensor: tf.Tensor) -> bool:
+        stack = [tensor]
+        while stack:
+            current = stack[-1]
+            if id(current) in self._results:
+                stack.pop()
+                continue
+            found = self._is_found(current)
+            before = [] if found else self._before(current)
+            unknown = [one for one in before if id(one) not in self._results]
+            if unknown:
+                stack.extend(unknown)
+                continue
+            result = found or any(self._results[id(one)][1] for one in before)
+            self._results[id(current)] = (current, result)
+            stack.pop()
+        return self._results[id(tensor)][1]
+
+    def _before(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """What a tensor is computed from, in its graph or in one around it."""
+        operation = tensor.op
+        size = _size_along_axis(operation)
+        if size is not None and size[1] != 0:
+            return []
+        if _is_argument(operation):
+            outer = _captured(tensor)
+            return [] if outer is None or _is_eager(outer) else [outer]
+        if operation.type in CALLS and (graph := called_graph(operation)) is not None:
+            return arguments_for(operation, graph, graph.outputs[tensor.value_index])
+        return list(operation.inputs)
+
+
+def arguments_for(call: tf.Operation, graph: Any, inner: tf.Tensor) -> list[tf.Tensor]:
+    """Those arguments of a function's call that a tensor inside of the function depends on."""
+    used, seen, stack = set(), set(), [inner]
+    while stack:
+        current = stack.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if _is_argument(current.op):
+            used.add(current.name)
+        stack.extend(current.op.inputs)
+    pairs = zip(call.inputs, graph.inputs, strict=True)
+    return [given for given, argument in pairs if argument.name in used]
+
+
+def _reads_data(tensor: tf.Tensor) -> bool:
+    """Whether a tensor comes from the data, or from anything that may differ between ranks."""
+    operation = tensor.op
+    if _is_argument(operation):
+        return tensor.dtype not in (tf.resource, tf.variant) and _captured(tensor) is None
+    if operation.type in CALLS and (graph := called_graph(operation)) is not None:
+        return any(map(_reads_data_inside, graph.get_operations()))
+    return operation.op_def.is_stateful and operation.type not in _READS
+
+
+def _reads_data_inside(operation: tf.Operation) -> bool:
+    if _is_argument(operation) or operation.op_def.is_stateful is False:
+        return False
+    return operation.type not in _READS and operation.type not in CALLS
+
+
+def depends_on_samples() -> Callable[[tf.Tensor], bool]:
+    """A function that tells whether a tensor is computed from anything but what ranks share.
+
+    That is variables, constants, and sizes of axes other than the first.
+    """
+    return _Search(_reads_data).finds
