@@ -42,6 +42,7 @@ ON_TWO_HOSTS = {
     "tarantella --hostfile hostfile -- model.py": 2,
     "tarantella --hostfile hostfile --n-per-node=4 --no-gpu -- model.py --batch_size=64": 8,
     "tarantella --hostfile hostfile --n-per-node 2 --no-gpu -- model.py --batch_size=64": 4,
+    "tarantella --hostfile hostfile -n 2 --no-gpu -- model.py": 4,
     "tarantella --n-per-node=2 --hostfile hostfile -- model.py": 4,
     "tarantella --hostfile hostfile --log-level=INFO -- model.py": 2,
     "tarantella --hostfile hostfile --log-level INFO -- model.py": 2,
