@@ -460,10 +460,14 @@ class Model(keras.Model):
         callbacks: Any = None,
         *,
         tnt_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
     ) -> Any:
         """The predictions for the whole dataset, computed by all ranks and known to each.
 
-        Takes the arguments of `keras.Model.predict`, and one that `fit` explains.
+        Takes the arguments of `keras.Model.predict`, and two that `fit` explains. With
+        `tnt_distribute_dataset=False` the whole dataset is what all ranks pass: the predictions
+        come step after step, in each those of rank 0 first. They are in the order of `dataset` if
+        each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())` of a batched one.
         """
         arguments.require_data(x, "predict")
         arguments.require_steps(x, steps=steps)
@@ -472,11 +476,13 @@ class Model(keras.Model):
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             with _samples_needed():
                 return super().predict(x, batch_size, shown(verbose), steps, callbacks)
+        _tell_of_own_data("prediction", tnt_distribute_dataset)
         feed = Feed.of(
             x,
             batch_size=batch_size,
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
+            distribute=tnt_distribute_dataset,
         )
         self._start_from_master(feed, again=False)
         with (
