@@ -143,13 +143,14 @@ def test_the_plain_model_has_the_weights_and_settings_of_now() -> None:
     model = tnt.Model(small_model())
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x, y, verbose=0)
+    results = model.evaluate(x, y, verbose=0)
     plain = model.model
     assert type(plain) is type(small_model())
     assert plain.optimizer is model.optimizer
     for one, other in zip(plain.weights, model.weights, strict=True):
         assert one is other
-    assert_close(plain.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0), 1e-5, 0)
     if tnt.is_master_rank():  # no other rank is needed for this
+        assert_close(plain.evaluate(x, y, verbose=0), results, 1e-5, 0)
         assert plain.predict(x, verbose=0).shape == (len(x), 3)
 
 
