@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tarantella import keras as keras
     from tarantella import models as models
     from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
+    from tarantella.keras import callbacks as callbacks
+    from tarantella.keras import optimizers as optimizers
     from tarantella.keras.distributed import distribute_dataset
     from tarantella.keras.model import Model, ParallelStrategy, Sequential
 
@@ -48,14 +50,19 @@ _HOME = {
     "distribute_dataset": "tarantella.keras.distributed",
 }
 
-_MODULES = ("keras", "models")
+_MODULES = {
+    "callbacks": "tarantella.keras.callbacks",  # as earlier versions call it
+    "keras": "tarantella.keras",
+    "models": "tarantella.models",
+    "optimizers": "tarantella.keras.optimizers",  # as earlier versions call it
+}
 
 
 if not TYPE_CHECKING:  # whoever checks types would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
-            return import_module(f"tarantella.{name}")
+            return import_module(_MODULES[name])
         if name not in _HOME:
             raise AttributeError(f"module 'tarantella' has no attribute {name!r}")
         value = getattr(import_module(_HOME[name]), name)
@@ -67,8 +74,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME, *_MODULES})
 
 
-def init() -> None:
-    """Does nothing: importing Tarantella has started it. Older scripts call this."""
+def init(devices_per_node: int | None = None) -> None:
+    """Does nothing: importing Tarantella has started it. Scripts for earlier versions call this.
+
+    Args:
+        devices_per_node: Not used: the command says how many ranks there are.
+    """
 
 
 world.start()

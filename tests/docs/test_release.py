@@ -36,7 +36,7 @@ import tarantella as tnt
 
 def train(x: np.ndarray, y: np.ndarray) -> float:
     """A user's function."""
-    tnt.init()
+    tnt.init(1)
     model: tnt.Model = tnt.Model(
         keras.Sequential([keras.layers.Dense(1)]), parallel_strategy=tnt.ParallelStrategy.DATA
     )
@@ -45,7 +45,7 @@ def train(x: np.ndarray, y: np.ndarray) -> float:
     model.fit(x, y, batch_size=8, callbacks=[callback])
     model.summary()
     scores: list[float] = model.evaluate(x, y)
-    prediction: np.ndarray = model.predict(x)
+    prediction: np.ndarray = model.predict(x, tnt_distribute_dataset=False)
     model.save("model.keras", tnt_save_all_devices=False)
     model.save_weights("model.weights.h5")
     model.load_weights("model.weights.h5")
@@ -53,6 +53,7 @@ def train(x: np.ndarray, y: np.ndarray) -> float:
     text: str = again.to_yaml()
     tnt.models.model_from_yaml(text).set_weights(model.get_weights())
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.Adam())
+    print(tnt.optimizers.Optimizer(optimizer), tnt.callbacks.Callback(callback), model.model)
     batches = tnt.distribute_dataset(tf.data.Dataset.range(4).batch(2))
     for batch in batches:
         print(batch, batches.share, optimizer)

@@ -42,6 +42,7 @@ ON_TWO_HOSTS = {
     "tarantella --hostfile hostfile -- model.py": 2,
     "tarantella --hostfile hostfile --n-per-node=4 --no-gpu -- model.py --batch_size=64": 8,
     "tarantella --hostfile hostfile --n-per-node 2 --no-gpu -- model.py --batch_size=64": 4,
+    "tarantella --hostfile hostfile -n 2 --no-gpu -- model.py": 4,
     "tarantella --n-per-node=2 --hostfile hostfile -- model.py": 4,
     "tarantella --hostfile hostfile --log-level=INFO -- model.py": 2,
     "tarantella --hostfile hostfile --log-level INFO -- model.py": 2,
@@ -79,7 +80,7 @@ train_dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train))
 val_dataset = train_dataset.batch(args.batch_size)
 """
 SNIPPETS = {
-    "init": "tnt.init()",
+    "init": "tnt.init()\ntnt.init(4)\ntnt.init(devices_per_node=4)",
     "lenet5": """
         model = tnt.Model(lenet5_model_generator())
         model.compile(optimizer = keras.optimizers.SGD(learning_rate=args.learning_rate),
@@ -98,6 +99,19 @@ SNIPPETS = {
     "strategy": """
         model = tnt.Model(lenet5_model_generator(),
                           parallel_strategy = tnt.ParallelStrategy.DATA)
+        """,
+    "other strategies and stages": """
+        model = tnt.Model(lenet5_model_generator(), num_pipeline_stages = 1,
+                          parallel_strategy = tnt.ParallelStrategy.ALL)
+        assert isinstance(model.model, keras.Sequential)
+        assert not isinstance(model.model, tnt.Model)
+        """,
+    "callbacks and optimizers": """
+        model = tnt.Model(lenet5_model_generator())
+        optimizer = tnt.optimizers.Optimizer(keras.optimizers.SGD(args.learning_rate))
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy())
+        history = tnt.callbacks.Callback(tf.keras.callbacks.History(), run_on_all_ranks=True)
+        model.fit(val_dataset, callbacks=[history], verbose=0)
         """,
     "save and load": """
         model = a_model()
@@ -127,6 +141,7 @@ SNIPPETS = {
         model = a_model()
         config = model.get_config()
         new_model = tnt.models.model_from_config(config)
+        assert isinstance(tnt.Model.from_config(config), tnt.Model)
         """,
     "json and yaml": """
         model = a_model()
@@ -197,12 +212,17 @@ SNIPPETS = {
         tnt_model.fit(train_dataset,
                       tnt_micro_batch_size = micro_batch_size)
         tnt_model.evaluate(train_dataset, tnt_micro_batch_size = micro_batch_size)
+        samples = train_dataset.map(lambda x, y: x)
+        predicted = tnt_model.predict(samples, tnt_micro_batch_size = micro_batch_size)
+        assert predicted.shape == (32, 10)
         """,
     "own shards": """
         model = a_model()
         own = train_dataset.shard(tnt.get_size(), tnt.get_rank()).batch(4)
         model.fit(own, tnt_distribute_dataset=False,
                   validation_data=own, tnt_distribute_validation_dataset=False)
+        model.evaluate(own, tnt_distribute_dataset=False)
+        assert model.predict(own, tnt_distribute_dataset=False).shape == (32, 10)
         """,
     "a print of the master rank": """
         if tnt.is_master_rank():

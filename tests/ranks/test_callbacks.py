@@ -404,6 +404,10 @@ def test_tensorboard_on_all_ranks(folders: Folders, monkeypatch: pytest.MonkeyPa
         train(tnt.Model, lambda: [board])
         train(tnt.Model, lambda: [board])
         assert board.log_dir == str(folders.ours)
+        # What the user says of one callback comes before what the variable says of all.
+        on_master = keras.callbacks.TensorBoard(str(folders.plain))
+        on_master = tnt.keras.callbacks.Callback(on_master, run_on_all_ranks=False)
+        train(tnt.Model, lambda: [on_master])
     finally:
         monkeypatch.undo()
         configuration.configuration.cache_clear()
@@ -414,6 +418,8 @@ def test_tensorboard_on_all_ranks(folders: Folders, monkeypatch: pytest.MonkeyPa
     own = [scalars(folders.ours / f"rank_{rank}") for rank in range(tnt.get_size())]
     assert own[0]["train/epoch_loss"]
     assert all(each == own[0] for each in own)
+    writers = {file.parent for file in folders.plain.rglob("events*.v2")}
+    assert writers == {folders.plain / "train", folders.plain / "validation"}
 
 
 @pytest.mark.parametrize("restore", [False, True])

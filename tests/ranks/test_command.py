@@ -189,6 +189,21 @@ def test_dry_run_says_what_would_be_run_and_runs_nothing(tmp_path: Path) -> None
     assert again.stdout == "it runs\n"
 
 
+def test_ranks_with_a_hostfile_are_those_of_each_host(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("node1\nnode2\n")
+    script = write(tmp_path, "")
+    command = [*COMMAND, "--hostfile", str(tmp_path / "hosts"), "-n", "2", "--no-gpu", "--dry-run"]
+    result = run(*command, "--", script)
+    assert result.stdout.count("  rank ") == 4
+    assert result.stderr == (
+        "tarantella: -n 2 with --hostfile means 2 on each host, as --n-per-node 2 does.\n"
+    )
+    assert run(*command, "--log-level", "ERROR", "--", script).stderr == ""
+    refused = run(*command, "--n-per-node", "3", "--", script)
+    assert refused.returncode == 2
+    assert "-n 2 and --n-per-node 3 contradict each other" in refused.stderr
+
+
 def test_warning_without_gpus(tmp_path: Path) -> None:
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     script = write(tmp_path, WHO)

@@ -14,7 +14,7 @@ from oracle import batches
 
 import tarantella as tnt
 from tarantella.comm import buffers
-from tarantella.errors import MismatchError
+from tarantella.errors import InputError, MismatchError
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -273,6 +273,70 @@ def test_a_ready_made_list_of_callbacks_stops_all_ranks() -> None:
     stopped = model.predict(SAMPLES, batch_size=3, verbose=0, callbacks=callbacks)
     assert stopped["z"].shape == (6, 2)
     assert model.predict(SAMPLES, verbose=0)["z"].shape == (11, 2)
+
+
+def _of_each_rank() -> list[Any]:
+    """The batches of three ranks, which have 3, 1 and 2 of them, of unequal sizes."""
+    bounds = [[(0, 3), (3, 6), (6, 7)], [(7, 8)], [(8, 10), (10, 11)]]
+    return [[SAMPLES[start:stop] for start, stop in own] for own in bounds]
+
+
+def _own_data(kind: str) -> tuple[Any, dict[str, Any]]:
+    own = _of_each_rank()[tnt.get_rank()]
+    if kind == "arrays":
+        return np.concatenate(own), {"batch_size": 2 if tnt.get_rank() else 3}
+    spec = tf.TensorSpec((None, 2), tf.float32)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(own), output_signature=spec)
+    if kind == "unknown length":
+        return dataset, {}
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(own))), {}
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("kind", "at_once"), [("arrays", 1), ("dataset", 2), ("unknown length", 1)]
+)
+def test_own_data_of_unequal_length(kind: str, at_once: int) -> None:
+    """Step after step, and in each step those of rank 0 first, on every rank."""
+    everyones = _of_each_rank()
+    steps = [
+        np.concatenate([own[step] for own in everyones if step < len(own)]) for step in range(3)
+    ]
+    data, options = _own_data(kind)
+    options |= {"verbose": 0, "tnt_distribute_dataset": False}
+    model = tnt.Model(Computed(_nested))
+    model.compile(steps_per_execution=at_once)
+    expected = Computed(_nested).predict_on_batch(np.concatenate(steps))
+    expected = keras.tree.map_structure(np.array, expected)
+    assert_same(model.predict(data, **options), expected)
+    logs = Logs()
+    assert_same(model.predict(data, callbacks=[logs], **options), expected)
+    if at_once == 1:
+        seen = [seen[1]["z"] for seen in logs.seen if isinstance(seen, tuple)]
+        assert_same([np.array(z) for z in seen], [2 * step for step in steps])
+
+
+@pytest.mark.ranks(3)
+def test_shards_of_batches_are_predicted_in_the_order_of_the_dataset() -> None:
+    shard = batches(SAMPLES, batch_size=2).shard(tnt.get_size(), tnt.get_rank())
+    predicted = tnt.Model(Computed(_nested)).predict(shard, verbose=0, tnt_distribute_dataset=False)
+    np.testing.assert_array_equal(predicted["z"], 2 * SAMPLES)
+
+
+def test_own_data_for_a_number_of_steps_until_a_callback_stops_them() -> None:
+    shard = batches(SAMPLES, batch_size=2).shard(tnt.get_size(), tnt.get_rank()).repeat()
+    model = tnt.Model(Computed(_nested))
+    options = {"verbose": 0, "tnt_distribute_dataset": False}
+    assert model.predict(shard, steps=3, **options)["z"].shape == (11, 2)
+    stopped = model.predict(shard, steps=3, callbacks=[Stop(1)], **options)
+    np.testing.assert_array_equal(stopped["z"], 2 * SAMPLES[:8])
+
+
+def test_own_data_of_a_rank_without_a_batch_are_named() -> None:
+    model = tnt.Model(Computed(_nested))
+    shard = batches(SAMPLES[: 0 if tnt.get_rank() == 1 else 4], batch_size=2)
+    with pytest.raises(InputError, match="The data of rank 1 are empty: give every rank at least"):
+        model.predict(shard, verbose=0, tnt_distribute_dataset=False)
 
 
 def test_ranks_with_different_outputs_say_so() -> None:

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
 from oracle import assert_close, batches, classification_data, small_model
 
 import tarantella as tnt
+from tarantella.runtime.log import LOGGER
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -111,6 +113,90 @@ def test_wrapping_something_else_is_an_error() -> None:
 def test_unknown_strategy_is_an_error(strategy: Any) -> None:
     with pytest.raises(ValueError, match=r"ParallelStrategy\.DATA"):
         tnt.Model(small_model(), parallel_strategy=strategy)
+
+
+def test_the_strategy_all_of_earlier_versions_is_taken_as_data(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    strategy = tnt.ParallelStrategy.ALL
+    model = tnt.Model(small_model(), parallel_strategy=strategy, num_pipeline_stages=1)
+    assert isinstance(model, tnt.Model)
+    assert "ParallelStrategy.ALL is taken as DATA" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"parallel_strategy": tnt.ParallelStrategy.PIPELINING}, "PIPELINING is not supported"),
+        ({"num_pipeline_stages": 2}, "num_pipeline_stages is 2; it can be 1"),
+        ({"pipeline_stages": 2}, "tnt.Model takes a Keras model.* and not pipeline_stages"),
+    ],
+)
+def test_models_are_not_divided(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        tnt.Model(small_model(), **arguments)
+
+
+def test_the_plain_model_has_the_weights_and_settings_of_now() -> None:
+    x, y = classification_data()
+    model = tnt.Model(small_model())
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, verbose=0)
+    results = model.evaluate(x, y, verbose=0)
+    plain = model.model
+    assert type(plain) is type(small_model())
+    assert plain.optimizer is model.optimizer
+    for one, other in zip(plain.weights, model.weights, strict=True):
+        assert one is other
+    if tnt.is_master_rank():  # no other rank is needed for this
+        assert_close(plain.evaluate(x, y, verbose=0), results, 1e-5, 0)
+        assert plain.predict(x, verbose=0).shape == (len(x), 3)
+
+
+class HasModel(keras.Model):
+    """A model with a layer `model`, as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.model(inputs)
+
+
+class HasProperty(Greeter):
+    @property
+    def model(self) -> str:
+        return f"the model of {self.greeting}"
+
+
+def test_an_attribute_model_of_the_users_is_kept(shared_tmp_path: Path) -> None:
+    plain = HasModel()
+    plain(np.ones((1, 5)))
+    model = tnt.Model(plain)
+    assert model.model is plain.model
+    model.save_weights(shared_tmp_path / "own.weights.h5")
+    before = model.get_weights()
+    model.set_weights([0 * weight for weight in before])
+    model.load_weights(shared_tmp_path / "own.weights.h5")
+    assert_close(model.get_weights(), before, 0, 0)
+    assert tnt.Model(HasProperty("me")).model == "the model of me"
+    greeter = tnt.Model(Greeter("hello"))
+    greeter.model = "a string"
+    assert greeter.model == "a string"
+
+
+def test_keras_does_not_save_the_plain_model_as_a_part_of_the_other(shared_tmp_path: Path) -> None:
+    model = tnt.Model(small_model(regularized=False))
+    assert "model" not in dir(model)
+    outer = keras.Sequential([keras.Input((5,)), model])
+    if tnt.is_master_rank():
+        outer.save_weights(shared_tmp_path / "outer.weights.h5")
+        with h5py.File(shared_tmp_path / "outer.weights.h5") as file:
+            names: list[str] = []
+            file.visit(names.append)
+        assert not [name for name in names if name.endswith("/model")]
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])

@@ -66,6 +66,18 @@ def test_variables_keep_their_order_and_every_byte() -> None:
     assert options.environment == tuple((f"V{i}", value) for i, value in enumerate(values))
 
 
+@pytest.mark.parametrize("too", [[], ["--n-per-node", "2"]])
+def test_ranks_with_a_hostfile_are_those_of_each_host(too: list[str]) -> None:
+    options = parse(["-n", "2", "--hostfile", "hosts", *too, "--", "script.py"])
+    assert (options.ranks, options.ranks_per_host) == (None, 2)
+    assert options.notes == ("-n 2 with --hostfile means 2 on each host, as --n-per-node 2 does.",)
+
+
+@pytest.mark.parametrize("name", ["WARN", "warn", "Warning"])
+def test_another_name_for_warnings(name: str) -> None:
+    assert parse(["--log-level", name, "--", "script.py"]).log_level == "WARNING"
+
+
 def test_no_interpreter_takes_a_program_as_it_is() -> None:
     assert parse(["--python-interpreter", "", "--", "sh", "-c", "exit"]).interpreter == ()
 
@@ -84,7 +96,10 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         (["--timeline", "", "--", "script.py"], "--timeline: the name is empty"),
         (["--log-level", "LOUD", "--", "script.py"], "--log-level: 'LOUD'"),
         (["--no-gup", "--", "script.py"], "--no-gup is not an option.*--no-gpu"),
-        (["-n", "2", "--hostfile", "hosts", "--", "script.py"], "-n .*--n-per-node"),
+        (
+            ["-n", "2", "--hostfile", "hosts", "--n-per-node", "4", "--", "script.py"],
+            "-n 2 and --n-per-node 4 contradict each other",
+        ),
         (["-n", "2", "--n-per-node", "2", "--", "script.py"], "exclude each other"),
         (["--devices-per-node", "0", "--", "script.py"], "--devices-per-node: '0'"),
         (["--force", "--", "script.py"], "--force belongs to --cleanup"),

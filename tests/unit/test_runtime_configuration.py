@@ -47,6 +47,11 @@ def test_everything_set() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["WARN", "warn", " Warning"])
+def test_another_name_for_warnings(name: str) -> None:
+    assert read_configuration({"TNT_LOG_LEVEL": name}).log_level == "WARNING"
+
+
 def test_cores_that_the_user_leaves_open() -> None:
     assert read_configuration({"TNT_CORES": ""}).cores is None
 

@@ -75,6 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
+        _warn(options.notes, options.log_level or settings.log_level, "tarantella: ")
         return _run_with_restarts(options, settings, environ, allocation, stops)
 
 
@@ -203,10 +204,10 @@ def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | No
     return found
 
 
-def _warn(warnings: Iterable[str], level: str) -> None:
+def _warn(warnings: Iterable[str], level: str, start: str = "tarantella WARNING: ") -> None:
     if _shows("WARNING", level):
         for warning in warnings:
-            say(warning, "tarantella WARNING: ")
+            say(warning, start)
 
 
 def _shows(message: str, level: str) -> bool:

@@ -8,13 +8,13 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tarantella.errors import InputError
-from tarantella.runtime.configuration import LOG_LEVELS
+from tarantella.runtime.configuration import LOG_LEVELS, log_level
 
 # Far beyond what any machine can run, and few enough to plan for at once.
 MOST_RANKS = 1024
@@ -32,6 +32,7 @@ class Options:
 
     Attributes:
         program: the script and its arguments
+        notes: how something was understood that has another meaning elsewhere
         ranks: how many ranks on this machine
         hostfile: the file that names the hosts
         ranks_per_host: how many ranks on each host
@@ -57,6 +58,7 @@ class Options:
     """
 
     program: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     ranks: int | None = None
     hostfile: str | None = None
     ranks_per_host: int | None = None
@@ -118,6 +120,7 @@ def parse(arguments: Sequence[str]) -> Options:
         force=found.force,
         dry_run=found.dry_run,
     )
+    options = _ranks_of_each_host(options)
     _check_together(options)
     _check_program(options)
     return options
@@ -149,7 +152,12 @@ def _parser() -> _Parser:
         add_help=False,
     )
     add = parser.offer
-    add("-n", metavar="N", type=_ranks, help="number of ranks, all on this machine")
+    add(
+        "-n",
+        metavar="N",
+        type=_ranks,
+        help="number of ranks on this machine; with --hostfile, on each host",
+    )
     add("--hostfile", metavar="FILE", help="file with the names of the hosts, one a line")
     add(
         "--n-per-node",
@@ -288,13 +296,22 @@ def _unknown_option(parser: _Parser, word: str) -> str:
     return f"{word} is not an option of tarantella.{hint}"
 
 
+def _ranks_of_each_host(options: Options) -> Options:
+    """With --hostfile, -n means --n-per-node, as in earlier versions."""
+    ranks = options.ranks
+    if ranks is None or options.hostfile is None:
+        return options
+    if options.ranks_per_host not in (None, ranks):
+        raise InputError(
+            f"-n {ranks} and --n-per-node {options.ranks_per_host} contradict each other: with "
+            "--hostfile, both say how many ranks there are on each host. Use one of them."
+        )
+    note = f"-n {ranks} with --hostfile means {ranks} on each host, as --n-per-node {ranks} does."
+    return replace(options, ranks=None, ranks_per_host=ranks, notes=(note,))
+
+
 def _check_together(options: Options) -> None:
     """Options that exclude, or need, each other."""
-    if options.ranks is not None and options.hostfile is not None:
-        raise InputError(
-            "-n starts ranks on this machine only: leave it out with --hostfile, and use "
-            "--n-per-node to say how many ranks there are on each host."
-        )
     if options.ranks is not None and options.ranks_per_host is not None:
         raise InputError("-n and --n-per-node exclude each other: use one of them.")
     if options.cleanup and options.dry_run:
@@ -364,9 +381,10 @@ def _whole_number(text: str, smallest: int, expected: str) -> int:
 
 
 def _log_level(text: str) -> str:
-    if text.upper() not in LOG_LEVELS:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LOG_LEVELS)}")
-    return text.upper()
+    try:
+        return log_level(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LOG_LEVELS)}") from None
 
 
 def _variable(text: str) -> tuple[str, str]:

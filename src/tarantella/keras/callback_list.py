@@ -31,7 +31,7 @@ from tarantella.comm.waiting import meet, wait
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras import internals, state
 from tarantella.keras.backup import backup_of, tidying
-from tarantella.keras.callbacks import aggregates_logs, runs_on_all_ranks
+from tarantella.keras.callbacks import aggregates_logs, runs_on_all_ranks, says_where_to_run
 from tarantella.runtime import messages, world
 from tarantella.runtime.configuration import configuration
 
@@ -203,7 +203,8 @@ def _placed(callback: Any, position: int, common: Common, changes: ExitStack) ->
     """What stands for a callback on this rank, in the list of those that are called."""
     everywhere = runs_on_all_ranks(callback)
     if isinstance(callback, keras.callbacks.TensorBoard):
-        if everywhere or configuration().tensorboard_on_all_devices:
+        wanted = configuration().tensorboard_on_all_devices and not says_where_to_run(callback)
+        if everywhere or wanted:
             if not everywhere or position in common.same_paths:
                 changes.enter_context(_folder_of_rank(callback))
             everywhere = True

@@ -82,6 +82,11 @@ def runs_on_all_ranks(callback: Any) -> bool:
     return getattr(callback, "_tnt_run_on_all_ranks", default)
 
 
+def says_where_to_run(callback: Any) -> bool:
+    """Whether the user has said for this one callback which ranks run it."""
+    return hasattr(callback, "_tnt_run_on_all_ranks")
+
+
 def _with_settings(callback: Any, **settings: bool) -> Any:
     if isinstance(callback, type) or not isinstance(callback, keras.callbacks.Callback):
         named = callback.__name__ if isinstance(callback, type) else type(callback).__name__

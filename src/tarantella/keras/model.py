@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
@@ -40,16 +41,22 @@ from tarantella.runtime.log import LOGGER
 from tarantella.runtime.output import rank_output, shown
 
 _ALL = frozenset({"train", "test"})
+# Keras makes these when it needs them, for the object that they are called on.
+_NO_FUNCTIONS = dict.fromkeys(("train_function", "test_function", "predict_function"))
 
 
 class ParallelStrategy(Enum):
-    """How the work on a model is shared.
+    """How the work on a model is shared. There is one way; the rest are names of earlier versions.
 
     Attributes:
         DATA: Every rank holds the whole model and works on its part of every batch.
+        PIPELINING: The layers of a model are divided. `tnt.Model` refuses it.
+        ALL: Both. It is taken as `DATA`, with a warning.
     """
 
     DATA = "data"
+    PIPELINING = "pipelining"
+    ALL = "all"
 
 
 class RankSteps(StopsTogether, keras.Model):
@@ -221,6 +228,13 @@ class RankSteps(StopsTogether, keras.Model):
         return _distributed(cls._tnt_plain_class.from_config(*args, **kwargs))
 
 
+class _PlainModel:
+    """`model.model`; an attribute of that name that the user's model has is found before it."""
+
+    def __get__(self, model: Any, owner: Any) -> Any:
+        return self if model is None else model._plain()
+
+
 class Model(keras.Model):
     """Makes a Keras model train on all ranks, with the result of one process.
 
@@ -231,6 +245,12 @@ class Model(keras.Model):
     Args:
         model: A Functional, Sequential or subclassed Keras model.
         parallel_strategy: `ParallelStrategy.DATA`.
+        num_pipeline_stages: 1, as the layers of a model are not divided.
+
+    Attributes:
+        model: This model, as it is now, as a plain Keras model, for work that one rank does alone:
+            the same layers, weights and optimizer, in a new object each time. A model that has an
+            attribute `model` of its own keeps it; `tnt.Model` does not get in its way.
 
     Example:
 
@@ -248,10 +268,30 @@ class Model(keras.Model):
     _tnt_started: bool
     _tnt_plain_class: Any
 
-    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    model = _PlainModel()
+
+    def __new__(
+        cls,
+        model: Any = None,
+        parallel_strategy: Any = ParallelStrategy.DATA,
+        num_pipeline_stages: Any = 1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if cls is not Model:
             return super().__new__(cls)
-        return _distributed(model, *args, **kwargs)
+        if args or kwargs:
+            raise TypeError(
+                "tnt.Model takes a Keras model, parallel_strategy and num_pipeline_stages, and "
+                f"not {', '.join([*map(repr, args), *kwargs])}."
+            )
+        _require_data_parallelism(parallel_strategy, num_pipeline_stages)
+        return _distributed(model)
+
+    def __dir__(self) -> Iterator[str]:
+        """The names that are there; without `model`, in which Keras would find all layers again."""
+        offered = inspect.getattr_static(self, "model") is vars(Model)["model"]
+        return (name for name in super().__dir__() if not (offered and name == "model"))
 
     # Whole runs over data
 
@@ -467,10 +507,14 @@ class Model(keras.Model):
         callbacks: Any = None,
         *,
         tnt_micro_batch_size: int | None = None,
+        tnt_distribute_dataset: bool = True,
     ) -> Any:
         """The predictions for the whole dataset, computed by all ranks and known to each.
 
-        Takes the arguments of `keras.Model.predict`, and one that `fit` explains.
+        Takes the arguments of `keras.Model.predict`, and two that `fit` explains. With
+        `tnt_distribute_dataset=False` the whole dataset is what all ranks pass: the predictions
+        come step after step, in each those of rank 0 first. They are in the order of `dataset` if
+        each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())` of a batched one.
         """
         arguments.require_data(x, "predict")
         arguments.require_steps(x, steps=steps)
@@ -479,11 +523,13 @@ class Model(keras.Model):
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
             with _samples_needed():
                 return super().predict(x, batch_size, shown(verbose), steps, callbacks)
+        _tell_of_own_data("prediction", tnt_distribute_dataset)
         feed = Feed.of(
             x,
             batch_size=batch_size,
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
+            distribute=tnt_distribute_dataset,
         )
         self._start_from_master(feed, again=False)
         with (
@@ -708,6 +754,7 @@ class Model(keras.Model):
         plain = view(self, self._tnt_plain_class)
         for name in [name for name in vars(plain) if name.startswith("_tnt_")]:
             del vars(plain)[name]
+        vars(plain).update(_NO_FUNCTIONS)
         return plain
 
     # Common ground
@@ -780,7 +827,27 @@ def _tell_of_own_data(purpose: str, distribute: bool) -> None:
         LOGGER.info("The %s data are not distributed: each rank works on its own.", purpose)
 
 
-def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrategy.DATA) -> Model:
+def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
+    """Refuses to divide a model, which earlier versions could."""
+    if strategy is ParallelStrategy.PIPELINING:
+        raise InputError(
+            "tnt.ParallelStrategy.PIPELINING is not supported: the layers of a model are not "
+            "divided between ranks. Use tnt.ParallelStrategy.DATA, or leave it out."
+        )
+    if strategy is ParallelStrategy.ALL:
+        LOGGER.warning(
+            "tnt.ParallelStrategy.ALL is taken as DATA: every rank holds the whole model."
+        )
+    elif strategy is not ParallelStrategy.DATA:
+        raise InputError(f"parallel_strategy is {strategy!r}; it can be tnt.ParallelStrategy.DATA.")
+    if num_pipeline_stages != 1:
+        raise InputError(
+            f"num_pipeline_stages is {num_pipeline_stages!r}; it can be 1: the layers of a model "
+            "are not divided between ranks. Leave it out."
+        )
+
+
+def _distributed(model: Any) -> Model:
     if isinstance(model, Model):
         raise InputError(
             f"The model '{model.name}' is a tnt.Model already: use it as it is, or pass the "
@@ -790,10 +857,6 @@ def _distributed(model: Any, parallel_strategy: ParallelStrategy = ParallelStrat
         raise InputError(
             f"tnt.Model takes a keras.Model, not {type(model).__name__}. "
             "Build the model with Keras first: `tnt.Model(keras.Sequential([...]))`."
-        )
-    if parallel_strategy is not ParallelStrategy.DATA:
-        raise InputError(
-            f"parallel_strategy is {parallel_strategy!r}; it can be tnt.ParallelStrategy.DATA."
         )
     wrapped = _wrapped(model)
     if world.get_size() > 1 and model.built:
@@ -810,9 +873,7 @@ def _wrapped(model: keras.Model) -> Any:
     """A tnt.Model whose weights may still differ between the ranks."""
     wrapped = view(model, _distributed_class(type(model)))
     vars(wrapped).update(
-        train_function=None,
-        test_function=None,
-        predict_function=None,
+        **_NO_FUNCTIONS,
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
         _tnt_compiles_calls=False,

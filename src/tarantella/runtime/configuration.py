@@ -13,6 +13,7 @@ from tarantella.errors import InputError
 from tarantella.runtime.cores import parse_list
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_OTHER_NAMES = {"WARN": "WARNING"}  # as earlier versions, and Python's logging, have it
 
 LOG_LEVEL = "TNT_LOG_LEVEL"
 LOG_ON_ALL_DEVICES = "TNT_LOG_ON_ALL_DEVICES"
@@ -117,7 +118,7 @@ def read_configuration(environ: Mapping[str, str]) -> Configuration:
     a_switch = "true or false"
     default = Configuration()
     return Configuration(
-        log_level=read(LOG_LEVEL, _level, default.log_level, "one of " + ", ".join(LOG_LEVELS)),
+        log_level=read(LOG_LEVEL, log_level, default.log_level, "one of " + ", ".join(LOG_LEVELS)),
         log_on_all_devices=read(LOG_ON_ALL_DEVICES, _switch, False, a_switch),
         output_on_all_devices=read(OUTPUT_ON_ALL_DEVICES, _switch, False, a_switch),
         output_dir=environ.get(OUTPUT_DIR, ""),
@@ -159,10 +160,12 @@ def _switch(text: str) -> bool:
     raise ValueError(text)
 
 
-def _level(text: str) -> str:
-    if text.upper() not in LOG_LEVELS:
+def log_level(text: str) -> str:
+    """The level that is meant; a ValueError if there is none of this name."""
+    level = _OTHER_NAMES.get(text.upper(), text.upper())
+    if level not in LOG_LEVELS:
         raise ValueError(text)
-    return text.upper()
+    return level
 
 
 def _at_least(smallest: int) -> Callable[[str], int]:
