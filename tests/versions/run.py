@@ -28,7 +28,7 @@ PACKAGES = ("mpi4py", "mpich", "pytest", "pyyaml", "scikit-learn", "setuptools")
 PACKAGES_OF_ALL = (*PACKAGES, "hypothesis", "pandas", "requests")
 
 INSIDE = ("tests/unit/test_keras_internals.py", "tests/unit/test_data_pipeline.py")
-AREAS = ("losses", "metrics", "optimizers", "models", "data", "callbacks", "saving")
+AREAS = ("losses", "metrics", "optimizers", "models", "kinds_of_data", "callbacks", "saving")
 ALL = (*INSIDE, *(f"tests/ranks/test_{area}.py" for area in (*AREAS, "batch_normalization")))
 # A few of each area.
 SMOKE = (
@@ -38,7 +38,7 @@ SMOKE = (
     "tests/ranks/test_metrics.py::test_metrics_while_training",
     "tests/ranks/test_optimizers.py::test_optimizer_option_gives_the_serial_result",
     "tests/ranks/test_models.py::test_subclassed",
-    "tests/ranks/test_data.py::test_arrays_in_the_order_of_the_users_seed",
+    "tests/ranks/test_kinds_of_data.py::test_structures_of_arrays",
     "tests/ranks/test_callbacks.py::test_all_events_with_the_logs_of_the_global_batch",
     "tests/ranks/test_callbacks.py::test_backup_and_restore",
     "tests/ranks/test_saving.py::test_content_is_that_of_plain_keras",

@@ -7,11 +7,13 @@ names that Tarantella uses. Standard library only, in words that an older Python
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tarantella.errors import VersionError
 from tarantella.runtime.imports import when_imported
@@ -45,11 +47,12 @@ def check_python() -> None:
 
 def check() -> None:
     """Raises an error if TensorFlow or Keras is missing, too old, or not used by the other."""
-    for name in ("TensorFlow", "Keras"):
+    for name in _PACKAGES:
         if name.lower() not in sys.modules and importlib.util.find_spec(name.lower()) is None:
             raise VersionError(f"{_needs(name)}, and there is no {name}: {_INSTALL[name]}")
         _refuse_old(name, _installed(name))
-    _refuse_backend(os.environ.get(_BACKEND, ""), f"the variable {_BACKEND} says {{!r}}")
+    if "keras" not in sys.modules:
+        _refuse_backend(os.environ.get(_BACKEND) or _backend_of_file())
     when_imported("keras", _check_loaded)
 
 
@@ -79,18 +82,27 @@ def missing(name: str, what: str) -> VersionError:
 
 
 def _check_loaded() -> None:
-    """Looks at what was really loaded: a file can name the backend, and metadata can be wrong."""
-    keras = sys.modules["keras"]
-    _refuse_old("Keras", _installed("Keras"))
-    _refuse_backend(keras.config.backend(), "Keras was told to use {!r}")
-    _refuse_old("TensorFlow", _installed("TensorFlow"))
+    """Looks at what was really loaded, as metadata can be wrong or missing."""
+    for name in _PACKAGES:
+        _refuse_old(name, _installed(name))
+    _refuse_backend(sys.modules["keras"].config.backend())
 
 
-def _refuse_backend(backend: str, saying: str) -> None:
+def _backend_of_file() -> str:
+    """The backend that the user's file of settings for Keras names, if there is one."""
+    folder = os.environ.get("KERAS_HOME") or Path("~", ".keras").expanduser()
+    try:
+        settings = json.loads(Path(folder, "keras.json").read_text())
+        return str(settings.get("backend", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""  # Keras does without it as well
+
+
+def _refuse_backend(backend: str) -> None:
     if backend not in ("", "tensorflow"):
         raise VersionError(
-            f"Tarantella needs TensorFlow as the backend of Keras, and {saying.format(backend)}: "
-            f"set {_BACKEND}=tensorflow."
+            f"Tarantella needs TensorFlow as the backend of Keras, and {_BACKEND} or keras.json "
+            f"says {backend!r}: set {_BACKEND}=tensorflow."
         )
 
 
