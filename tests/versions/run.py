@@ -122,7 +122,8 @@ def make_environment(environment: Path, pair: Pair, python: str, packages: Seque
     subprocess.check_call([python, "-m", "venv", "--without-pip", environment])
     # The pip of this Python, as a system may have others without one.
     pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install"]
-    pip += ["--quiet", "--disable-pip-version-check"]
+    # Of TensorFlow's many files only a few are loaded, and only these are compiled, by Python.
+    pip += ["--quiet", "--disable-pip-version-check", "--no-compile"]
     pins = environment / "constraints.txt"
     pins.write_text("".join(f"{line}\n" for line in pinned(packages)))
     versions = (f"{TENSORFLOW}=={pair.tensorflow}", f"keras=={pair.keras}")
