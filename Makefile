@@ -13,16 +13,19 @@ export PIP_NO_INPUT := 1
 export PIP_USER := 0
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test cluster chaos endurance bench docs lint clean
+.PHONY: help quickstart test test-versions cluster chaos endurance bench docs lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no data)
 	$(BIN)/tarantella -n 2 --no-gpu -- examples/lenet5.py
 
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python tests/run.py $(ARGS)
+
+test-versions: $(VENV)/.made ## the quick start and tests with other TensorFlows and Kerases (ARGS=--help)
+	$(BIN)/python tests/versions/run.py $(ARGS)
 
 cluster: $(VENV)/.dev ## open a shell on a small cluster inside of this machine (ARGS=3: hosts)
 	$(BIN)/python tests/cluster/testbed.py $(ARGS)

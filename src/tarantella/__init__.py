@@ -9,7 +9,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tarantella.runtime import devices, world
+from tarantella.errors import VersionError
+from tarantella.runtime import ending, versions
+
+try:
+    versions.check_python()
+except VersionError:
+    ending.install()  # shows the message, and no traceback
+    raise
+
+from tarantella.runtime import devices, launcher, world
 from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
 if TYPE_CHECKING:
@@ -83,4 +92,6 @@ def init(devices_per_node: int | None = None) -> None:
 
 
 world.start()
+if not launcher.is_command():
+    versions.check()
 devices.configure()

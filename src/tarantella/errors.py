@@ -14,3 +14,7 @@ class InputError(TarantellaError, ValueError):
 
 class MismatchError(TarantellaError, RuntimeError):
     """The ranks disagree about something they must agree on."""
+
+
+class VersionError(TarantellaError, ImportError):
+    """This Python, TensorFlow or Keras cannot be used; the message names those that can."""

@@ -90,6 +90,35 @@ def assert_told(result: subprocess.CompletedProcess[str], message: str) -> None:
     assert message in result.stderr
 
 
+# Versions: told once, when Tarantella is imported, by whatever starts the ranks
+
+BACKEND = "VersionError: Tarantella needs TensorFlow as the backend of Keras, and KERAS_BACKEND or"
+OLD_KERAS = "VersionError: Tarantella needs Keras 3.8 or later"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [TWO, ("mpiexec", "-n", "2", sys.executable), (sys.executable,)],
+    ids=["command", "mpiexec", "serial"],
+)
+@pytest.mark.parametrize("message", [BACKEND, OLD_KERAS], ids=["backend", "old Keras"])
+def test_versions(command: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import tarantella\nprint('not reached')\n")
+    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if message == BACKEND:
+        variables["KERAS_BACKEND"] = "jax"
+    else:
+        metadata = tmp_path / "keras-3.7.0.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.7.0\n")
+        variables["PYTHONPATH"] = str(tmp_path)
+    result = run(tmp_path, *command, "script.py", variables=variables)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count(f"tarantella.errors.{message}") == 1
+    files = re.findall(r'File "(.*?)"', result.stderr)
+    assert [Path(file).name for file in files] == ["script.py"]  # nothing of the library
+
+
 # What a script passes in, and can catch: one run in which both ranks try all of it in turn
 
 SAMPLES = "InputError: {} is {}; it must be a whole number of samples, 1 or more."

@@ -15,29 +15,52 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import api_export, backend
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.variables import Variable as AnyVariable
-from keras.src.backend.tensorflow import nn as backend_nn
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.losses import loss as loss_module
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.saving import object_registration
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
-from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from keras.src.utils import io_utils
-from keras.src.utils.file_utils import is_remote_path
-from keras.src.utils.io_utils import ask_to_proceed_with_overwrite as may_overwrite
-from keras.src.utils.python_utils import is_default
-from keras.src.utils.python_utils import pythonify_logs as python_logs
+
+from tarantella.runtime import versions
+
+with versions.private_names("Keras"):
+    from keras.src import api_export, backend
+    from keras.src.backend.common import global_state
+    from keras.src.backend.common.stateless_scope import in_stateless_scope
+    from keras.src.backend.common.variables import Variable as AnyVariable
+    from keras.src.backend.tensorflow import nn as backend_nn
+    from keras.src.legacy.saving import legacy_h5_format
+    from keras.src.losses import loss as loss_module
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.random import seed_generator
+    from keras.src.saving import object_registration
+    from keras.src.trainers import data_adapters
+    from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+    from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+    from keras.src.utils import io_utils
+    from keras.src.utils.file_utils import is_remote_path
+    from keras.src.utils.io_utils import ask_to_proceed_with_overwrite as may_overwrite
+    from keras.src.utils.python_utils import is_default
+    from keras.src.utils.python_utils import pythonify_logs as python_logs
+
+    # What is used of these, and is not on an object but in a module or a class.
+    for _owner, _name in (
+        (loss_module, "apply_mask"),
+        (loss_module, "reduce_weighted_values"),
+        (loss_module, "squeeze_or_expand_to_same_rank"),
+        (backend_nn, "_compute_moments_sync"),
+        (keras.layers.BatchNormalization, "_moments"),
+        (keras.layers.Layer, "_clear_losses"),
+        (keras.layers.Layer, "_flatten_layers"),
+        (legacy_h5_format, "load_optimizer_weights_from_hdf5_group"),
+        (data_adapters.array_data_adapter, "can_convert_arrays"),
+        (data_adapter_utils, "class_weight_to_sample_weights"),
+        (array_slicing, "train_validation_split"),
+        (api_export, "REGISTERED_OBJS_TO_NAMES"),
+        (object_registration, "GLOBAL_CUSTOM_NAMES"),
+        (io_utils, "print_msg"),
+    ):
+        getattr(_owner, _name)
 
 __all__ = [
     "AnyVariable",
@@ -119,7 +142,8 @@ def wrapped_synchronized_moments(wrap: Callable[[Any], Any]) -> list[Replacement
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
     """The axes that a layer computes its statistics over."""
-    return list(layer._reduction_axes)
+    with versions.private_names("Keras"):
+        return list(layer._reduction_axes)
 
 
 # Data
@@ -137,14 +161,15 @@ def is_array_adapter(adapter: Any) -> bool:
 
 def arrays_of(adapter: Any) -> Any:
     """The arrays of such an adapter: x, (x, y) or (x, y, sample_weight)."""
-    return adapter._inputs
+    with versions.private_names("Keras"):
+        return adapter._inputs
 
 
 def index_adapter(adapter: Any) -> Any:
     """An adapter that gives the numbers of the rows that such an adapter gives."""
-    return ArrayDataAdapter(
-        np.arange(adapter._num_samples), batch_size=adapter._batch_size, shuffle=adapter._shuffle
-    )
+    with versions.private_names("Keras"):
+        rows, batch_size, shuffle = adapter._num_samples, adapter._batch_size, adapter._shuffle
+    return ArrayDataAdapter(np.arange(rows), batch_size=batch_size, shuffle=shuffle)
 
 
 def draws_in_python(adapter: Any) -> bool:
@@ -195,9 +220,11 @@ def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 def take_losses(model: keras.Model) -> list[Any]:
     """Takes away what layers added with `add_loss` in the call that just ended."""
-    losses = [loss for layer in flat_layers(model) for loss in layer._losses]
-    for layer in flat_layers(model):
-        layer._losses.clear()
+    with versions.private_names("Keras"):
+        own = [layer._losses for layer in flat_layers(model)]
+    losses = [loss for each in own for loss in each]
+    for each in own:
+        each.clear()
     return losses
 
 
@@ -249,7 +276,9 @@ def handles(callback: Any, event: str) -> bool:
 
 def global_seed() -> Any | None:
     """The state of the random numbers that are drawn without a seed, if some have been."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    # Up to Keras 3.12 the name is not a constant, but the same.
+    name = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+    generator = global_state.get_global_attribute(name)
     return None if generator is None else generator.state
 
 

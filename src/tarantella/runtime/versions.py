@@ -1,0 +1,135 @@
+"""The versions of Python, TensorFlow and Keras that Tarantella works with.
+
+Older ones are refused when Tarantella is imported. Newer ones run as long as they have the private
+names that Tarantella uses. Standard library only, in words that an older Python understands.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tarantella.errors import VersionError
+from tarantella.runtime.imports import when_imported
+
+# The oldest that works and the newest that was tested; `tests/versions/pairs.py` says together
+# with which others.
+VERSIONS = {"Python": ("3.10", "3.13"), "TensorFlow": ("2.18", "2.21"), "Keras": ("3.8", "3.15")}
+
+_PACKAGES = {
+    "TensorFlow": (
+        *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-macos"),
+        *("tf-nightly", "tf-nightly-cpu"),
+    ),
+    "Keras": ("keras", "keras-nightly"),
+}
+_INSTALL = {
+    "Python": "use another one.",
+    "TensorFlow": (
+        "install it with `pip install tensorflow-cpu`, or `pip install 'tensorflow[and-cuda]'` "
+        "for GPUs."
+    ),
+    "Keras": "install it with `pip install --upgrade keras`.",
+}
+_BACKEND = "KERAS_BACKEND"
+
+
+def check_python() -> None:
+    """Raises an error if this Python is too old to load the rest of Tarantella."""
+    _refuse_old("Python", "{}.{}.{}".format(*sys.version_info))
+
+
+def check() -> None:
+    """Raises an error if TensorFlow or Keras is missing, too old, or not used by the other."""
+    for name in _PACKAGES:
+        if name.lower() not in sys.modules and importlib.util.find_spec(name.lower()) is None:
+            raise VersionError(f"{_needs(name)}, and there is no {name}: {_INSTALL[name]}")
+        _refuse_old(name, _installed(name))
+    if "keras" not in sys.modules:
+        _refuse_backend(os.environ.get(_BACKEND) or _backend_of_file())
+    when_imported("keras", _check_loaded)
+
+
+@contextmanager
+def private_names(name: str) -> Iterator[None]:
+    """Has an error say that another version is needed, where a private name is not there."""
+    try:
+        yield
+    except VersionError:
+        raise
+    except (AttributeError, ImportError) as error:
+        raise missing(name, str(error).partition(" (")[0]) from error
+
+
+def missing(name: str, what: str) -> VersionError:
+    """The error that something is not there which Tarantella uses.
+
+    Args:
+        name: TensorFlow or Keras
+        what: what is not there
+    """
+    oldest, newest = VERSIONS[name]
+    return VersionError(
+        f"Tarantella does not know {name} {_installed(name)} ({what}): install one of the versions "
+        f"that it was tested with, {oldest} to {newest}."
+    )
+
+
+def _check_loaded() -> None:
+    """Looks at what was really loaded, as metadata can be wrong or missing."""
+    for name in _PACKAGES:
+        _refuse_old(name, _installed(name))
+    _refuse_backend(sys.modules["keras"].config.backend())
+
+
+def _backend_of_file() -> str:
+    """The backend that the user's file of settings for Keras names, if there is one."""
+    folder = os.environ.get("KERAS_HOME") or Path("~", ".keras").expanduser()
+    try:
+        settings = json.loads(Path(folder, "keras.json").read_text())
+        return str(settings.get("backend", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""  # Keras does without it as well
+
+
+def _refuse_backend(backend: str) -> None:
+    if backend not in ("", "tensorflow"):
+        raise VersionError(
+            f"Tarantella needs TensorFlow as the backend of Keras, and {_BACKEND} or keras.json "
+            f"says {backend!r}: set {_BACKEND}=tensorflow."
+        )
+
+
+def _refuse_old(name: str, version: str) -> None:
+    # A version that nobody knows, as of a build without metadata, is looked at when it is loaded.
+    if version and _numbers(version) < _numbers(VERSIONS[name][0]):
+        raise VersionError(f"{_needs(name)}, and this is {name} {version}: {_INSTALL[name]}")
+
+
+def _needs(name: str) -> str:
+    oldest, newest = VERSIONS[name]
+    return f"Tarantella needs {name} {oldest} or later (tested up to {newest})"
+
+
+def _installed(name: str) -> str:
+    """The version of a package: the loaded one, or what its metadata say; empty if unknown."""
+    module = sys.modules.get(name.lower())
+    if module is not None and hasattr(module, "__version__"):
+        return str(module.__version__)
+    from importlib import metadata
+
+    found = []
+    for package in _PACKAGES[name]:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(metadata.version(package))
+    return max(found, key=_numbers, default="")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
