@@ -432,6 +432,10 @@ LOOKED_AT: dict[str, Callable[[], tf.data.Dataset]] = {
     "batch, map, cache, shuffle": lambda: _range(12).batch(3).map(_add_one).cache().shuffle(4, 3),
     "map, shuffle, batch": lambda: _range(12).map(_add_one).shuffle(12, 3).batch(4),
     "shuffle, map, cache, batch": lambda: _shuffled(12).map(_add_one).cache().batch(4),
+    "shuffle, map, batch, cache": lambda: _shuffled(12).map(_add_one).batch(4).cache(),
+    "a cache filled by the look": lambda: (
+        _shuffled(12).map(_add_one).batch(4).cache().shuffle(9, 2)
+    ),
     "one shuffle twice": lambda: _twice(_range(12).map(_add_one).shuffle(12, 3)).batch(4),
 }
 

@@ -565,6 +565,20 @@ def seed_generator(shuffle: Any) -> tf.Tensor:
     return _resource(shuffle)
 
 
+def is_filled(cache: Any) -> bool:
+    """Whether a `cache` in memory has all elements already.
+
+    Only a cache that has not begins to read its source, when an iterator is made. So we make one
+    of the same memory with a source of ours, and see whether that was begun.
+    """
+    source, untouched = (tf.data.Dataset.range(64).shuffle(64, seed=1) for _ in range(2))
+    memory = gen_dataset_ops.cache_dataset_v2(
+        source._variant_tensor, filename="", cache=_resource(cache), **source._common_args
+    )
+    iter(dataset_ops._VariantDataset(memory, source.element_spec))
+    return [int(i) for i in source] == [int(i) for i in untouched]
+
+
 def _own_seed_generator(shuffle: Any, seeds: tuple[Any, Any]) -> tf.Tensor:
     """The same for all copies of a `shuffle` that do not share its own."""
     attributes = vars(shuffle)

@@ -275,7 +275,12 @@ class _Splitter:
         return replace(own, parts=order.in_common_order(dataset, lambda _: own.parts))
 
     def _of_cache(self, dataset: tf.data.Dataset) -> Split:
-        """The parts of cached batches, cached; once for all that is made of the cache."""
+        """The parts of cached batches, cached; once for all that is made of the cache.
+
+        What is in it already stays as it is.
+        """
+        if _holds_an_order(dataset):
+            return self._cut(dataset)
         cached: dict[_Splitter, Split] = vars(dataset).setdefault("_tnt_parts", {})
         if self not in cached:
             cached[self] = self._of_like_treatment(dataset)
@@ -409,6 +414,13 @@ class _Splitter:
 
         calls = pipeline.parallel_calls(dataset)
         return Split(own.parts.map(changed, num_parallel_calls=calls))
+
+
+def _holds_an_order(cache: tf.data.Dataset) -> bool:
+    """Whether going through a cache before may have fixed the order of what is in it."""
+    if pipeline.file_of(cache) or order.is_settled(cache):
+        return False
+    return not pipeline.has_light_input(cache) or pipeline.is_filled(cache)
 
 
 def _tell_what_is_not_divided(dataset: tf.data.Dataset, because_of: str) -> None:
