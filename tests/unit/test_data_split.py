@@ -452,10 +452,10 @@ def test_a_look_counts_as_well_if_the_state_of_the_shuffle_cannot_be_looked_up(
         assert_parts_are_batches(LOOKED_AT[name], 2, peek="first")
 
 
-@pytest.mark.parametrize("peek", PEEKS)
+@pytest.mark.parametrize("peek", ["first", "all"])
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_look_at_the_data_counts_as_in_one_process(name: str, peek: str) -> None:
-    assert_parts_are_batches(LOOKED_AT[name], 2, epochs=3, peek=peek)
+    assert_parts_are_batches(LOOKED_AT[name], 2, peek=peek)
 
 
 # Each rank does its own share of the work

@@ -334,6 +334,8 @@ def changes_state(function: Any) -> bool:
 
 def seeds(function: Any) -> list[tuple[int, int]]:
     """The seeds of all random operations and datasets in a function; (0, 0) is none."""
+    if hasattr(function, "_tnt_seeds"):
+        return list(function._tnt_seeds)
     found: list[tuple[int, int]] = []
 
     def note(seed: int, seed2: int) -> tuple[int, int]:
@@ -342,7 +344,8 @@ def seeds(function: Any) -> list[tuple[int, int]]:
 
     for scope in _scopes(function.function.graph.as_graph_def()):
         _change_seeds(scope, note)
-    return found
+    function._tnt_seeds = found
+    return list(found)
 
 
 def with_seeds(function: Any, change: ChangeSeeds) -> Any:
@@ -374,7 +377,8 @@ def with_seeds(function: Any, change: ChangeSeeds) -> Any:
         )
 
     again = copy.copy(function)
-    vars(again).pop("_tnt_nodes", None)
+    for written_out in ("_tnt_nodes", "_tnt_seeds"):
+        vars(again).pop(written_out, None)
     again._function = changed.get_concrete_function()
     again._original = function  # keeps Python functions that it calls
     return again
@@ -540,7 +544,7 @@ def is_free(seeded: Any) -> bool:
 
 def reshuffles(shuffle: Any) -> bool:
     """Whether each pass has an order of its own."""
-    return bool(shuffle._reshuffle_each_iteration)
+    return shuffle._reshuffle_each_iteration is not False  # None, where it was not stated
 
 
 def has_light_input(dataset: tf.data.Dataset) -> bool:

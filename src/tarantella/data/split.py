@@ -279,11 +279,10 @@ class _Splitter:
 
         What is in it already stays as it is.
         """
-        if _holds_an_order(dataset):
-            return self._cut(dataset)
         cached: dict[_Splitter, Split] = vars(dataset).setdefault("_tnt_parts", {})
         if self not in cached:
-            cached[self] = self._of_like_treatment(dataset)
+            divided = not _holds_an_order(dataset)
+            cached[self] = self._of_like_treatment(dataset) if divided else self._cut(dataset)
         return cached[self]
 
     def _cut(self, dataset: tf.data.Dataset, because_of: str = "") -> Split:
