@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from oracle import (
 
 import tarantella as tnt
 from tarantella.data import parts
+from tarantella.errors import InputError
 from tarantella.keras.feed import Feed
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
@@ -56,6 +57,61 @@ def test_seeded_shuffle_keeps_its_order_over_epochs() -> None:
         return tf.data.Dataset.from_tensor_slices(classification_data()).shuffle(13, 5).batch(4)
 
     _train(lambda: {"x": data()})
+
+
+def _shuffled_and_repeated() -> tf.data.Dataset:
+    samples = tf.data.Dataset.from_tensor_slices(classification_data()).shuffle(13, 5)
+    return samples.map(lambda x, y: (x * 2, y)).repeat(2).batch(4)
+
+
+def _looked_at() -> tf.data.Dataset:
+    dataset = batches(*classification_data()).map(lambda x, y: (x * 2, y)).cache().shuffle(4, 5)
+    next(iter(dataset))
+    return dataset
+
+
+@pytest.mark.parametrize("make", [_shuffled_and_repeated, _looked_at])
+def test_orders_are_those_of_keras(make: Callable[[], tf.data.Dataset]) -> None:
+    _train(lambda: {"x": make(), "validation_data": make()})
+
+
+def test_class_weights_of_samples_padded_to_the_longest_of_the_batch() -> None:
+    _, y = classification_data()
+
+    def data() -> tf.data.Dataset:
+        numbers = tf.data.Dataset.from_tensor_slices((np.arange(13), y))
+        ragged = numbers.map(lambda i, y: (tf.ones([i % 5, 5], tf.float64), y))
+        return ragged.padded_batch(4)
+
+    def model() -> keras.Model:
+        inputs = keras.Input((None, 5))
+        pooled = keras.layers.GlobalAveragePooling1D()(inputs)
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(pooled))
+
+    assert_trains_as_in_keras(
+        model,
+        lambda: CLASSIFICATION,
+        lambda: {"x": data(), "class_weight": {0: 0.5, 1: 2.0, 2: 1.5}},
+    )
+
+
+class TwoRows(keras.Model):
+    def call(self, inputs: Any) -> Any:
+        return inputs[0] - inputs[1]
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_batches_whose_first_axis_is_not_that_of_samples_are_an_error_with_a_way_out(
+    fixed: bool,
+) -> None:
+    def pairs() -> Iterator[Any]:
+        yield np.ones((2, 6, 5))
+
+    spec = tf.TensorSpec((2 if fixed else None, 6, 5), tf.float64)
+    dataset = tf.data.Dataset.from_generator(pairs, output_signature=spec)
+    model = tnt.Model(TwoRows())
+    with pytest.raises(InputError, match="pass `tnt_distribute_dataset=False`"):
+        model.predict(dataset, verbose=0)
 
 
 def test_unknown_cardinality() -> None:

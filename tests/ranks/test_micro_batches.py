@@ -102,6 +102,22 @@ def test_data_of_a_ranks_own() -> None:
     assert len(result) == 2
 
 
+def test_sparse_batches_of_a_ranks_own() -> None:
+    rank, size = tnt.get_rank(), tnt.get_size()
+    dense = np.where(X > 0, X, 0)
+
+    def data(numbers: list[int], batch_size: int) -> tf.data.Dataset:
+        sparse = tf.sparse.from_dense(dense[numbers])
+        return tf.data.Dataset.from_tensor_slices((sparse, Y[numbers])).batch(batch_size)
+
+    everyones = [[4 * r + i for i in range(4)] for r in range(size)]
+    order = [i for step in range(2) for own in everyones for i in own[2 * step : 2 * step + 2]]
+    _train(
+        lambda: {"x": data(order, 2 * size)},
+        lambda: {"x": data(everyones[rank], 2), "tnt_distribute_dataset": False},
+    )
+
+
 def test_a_distributed_dataset_in_fit_and_evaluate() -> None:
     size = tnt.get_size()
 

@@ -87,6 +87,16 @@ def test_files_are_found_and_replaced(tmp_path: Path) -> None:
     assert pipeline.file_of(pipeline.with_file(stored, "two")) == "two"
 
 
+def test_a_cache_is_filled_by_whoever_reads_it_all_and_not_by_asking() -> None:
+    cached = _range(5).shuffle(5, seed=1).cache()
+    assert not pipeline.is_filled(cached)
+    next(iter(cached))
+    assert not pipeline.is_filled(cached)
+    elements = _texts(cached)
+    assert pipeline.is_filled(cached)
+    assert _texts(cached) == elements
+
+
 def test_names_are_those_of_the_methods() -> None:
     assert pipeline.name_of(_range(3).padded_batch(2)) == "padded_batch"
     assert pipeline.name_of(_range(3).filter(lambda i: i > 1)) == "filter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,27 @@ def _epoch_together(splits: list[Split]) -> list[list[Any]]:
     return [_together(step, splits[0].padding) for step in zip(*everyones, strict=True)]
 
 
-def assert_parts_are_batches(make: Callable[[], tf.data.Dataset], size: int) -> None:
-    """Compares two epochs of all ranks with two epochs of plain TensorFlow."""
-    plain = make()
-    splits = [split(make(), rank, size) for rank in range(size)]
-    for _ in range(2):
+def assert_parts_are_batches(
+    make: Callable[[], tf.data.Dataset], size: int, epochs: int = 2, peek: str = "none"
+) -> None:
+    """Compares epochs of all ranks with epochs of plain TensorFlow.
+
+    Before each of them, also before the parts are made, user code may have a look at the data.
+    """
+    plain, *everyones = (make() for _ in range(1 + size))
+    splits: list[Split] = []
+    for _ in range(epochs):
+        for dataset in (plain, *everyones):
+            PEEKS[peek](dataset)
+        splits = splits or [split(one, rank, size) for rank, one in enumerate(everyones)]
         assert _epoch_together(splits) == [_leaves(batch) for batch in plain]
 
+
+PEEKS: dict[str, Callable[[tf.data.Dataset], Any]] = {
+    "none": lambda ds: None,
+    "first": lambda ds: list(ds.take(1)),
+    "all": list,
+}
 
 # Chains of transformations
 
@@ -85,6 +100,13 @@ _range = tf.data.Dataset.range
 
 def _add_one(i: tf.Tensor) -> tf.Tensor:
     return i + 1
+
+
+def _in_a_loop(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Functions that refer to a variable of a loop, in a transformation that is made again."""
+    for k in (1000, 2000):
+        ds = ds.interleave(lambda i: tf.data.Dataset.from_tensors(i + k), 2, num_parallel_calls=2)  # noqa: B023
+    return ds
 
 
 def _options() -> tf.data.Options:
@@ -119,7 +141,11 @@ ELEMENTS: dict[str, Transformation] = {
     ),
     "shuffle": lambda ds: ds.shuffle(6, seed=3),
     "shuffle_once": lambda ds: ds.shuffle(20, seed=5, reshuffle_each_iteration=False),
+    "reshuffle": lambda ds: ds.shuffle(30, seed=7),
     "repeat": lambda ds: ds.repeat(2),
+    "for_ever": lambda ds: ds.repeat().take(33),
+    "loop": _in_a_loop,
+    "identity": lambda ds: ds.map(lambda i: i),
     "take": lambda ds: ds.take(9),
     "skip": lambda ds: ds.skip(2),
     "shard": lambda ds: ds.shard(2, 1),
@@ -198,11 +224,12 @@ def _numbers_only(change: Callable[[tf.Tensor], Any]) -> Transformation:
 
 # Of batches of any kind
 BATCHES: dict[str, Transformation] = {
+    "identity": _numbers_only(lambda b: b),
     "scale": _numbers_only(lambda b: {"x": b * 2, "y": tf.one_hot(b, 3)}),
     "reverse": _numbers_only(lambda b: b[::-1]),
     "normalize": _numbers_only(lambda b: b - tf.reduce_max(b)),
     "shuffle": lambda ds: ds.shuffle(3, seed=2),
-    "repeat": lambda ds: ds.repeat(2),
+    "repeat": lambda ds: ds.repeat(3),
     "take": lambda ds: ds.take(3),
     "skip": lambda ds: ds.skip(1),
     "shard": lambda ds: ds.shard(2, 0),
@@ -219,10 +246,14 @@ BATCHES: dict[str, Transformation] = {
 names = st.sampled_from
 
 
+# TNT_EXAMPLES=3000 looks for more than there is time for in each run of the tests.
+_examples = int(os.environ.get("TNT_EXAMPLES", "0"))
+
+
 @settings(
-    max_examples=60,
+    max_examples=_examples or 50,
     deadline=None,
-    derandomize=True,
+    derandomize=not _examples,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -234,6 +265,8 @@ names = st.sampled_from
     drop=st.booleans(),
     batches=st.lists(names(sorted(BATCHES)), max_size=3),
     size=st.integers(1, 4),
+    epochs=st.integers(1, 3),
+    peek=names(sorted(PEEKS)),
 )
 def test_parts_of_any_chain_are_its_batches(
     source: str,
@@ -243,6 +276,8 @@ def test_parts_of_any_chain_are_its_batches(
     drop: bool,
     batches: list[str],
     size: int,
+    epochs: int,
+    peek: str,
 ) -> None:
     # TensorFlow itself cannot iterate over such a dataset (2.21: incompatible shapes).
     assume("concatenate" not in itertools.dropwhile(lambda name: name != "sample_from", batches))
@@ -256,7 +291,7 @@ def test_parts_of_any_chain_are_its_batches(
             dataset = BATCHES[name](dataset)
         return dataset.take(12)
 
-    assert_parts_are_batches(make, size)
+    assert_parts_are_batches(make, size, epochs, peek)
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -274,6 +309,153 @@ def test_parts_of(name: str, drop: bool) -> None:
 @pytest.mark.parametrize("name", BATCHES)
 def test_parts_before(name: str) -> None:
     assert_parts_are_batches(lambda: BATCHES[name](_range(14).map(_add_one).batch(4)), 3)
+
+
+# Transformations that become neighbours must not be fused where the user's would not have been
+
+
+def _shuffled(n: int = 9, seed: int | None = 3) -> tf.data.Dataset:
+    return _range(n).shuffle(n, seed=seed)
+
+
+def _seeded_globally() -> tf.data.Dataset:
+    tf.random.set_seed(4)
+    return _shuffled(seed=None)
+
+
+SHUFFLED_AND_REPEATED: dict[str, Callable[[], tf.data.Dataset]] = {
+    "neighbours": lambda: _shuffled().repeat(3).map(_add_one).batch(4),
+    "neighbours behind a map": lambda: _range(9).map(_add_one).shuffle(9, 3).repeat(3).batch(4),
+    "a map that does nothing": lambda: (
+        _range(9).map(_add_one).shuffle(9, 3).map(lambda i: i).repeat(3).batch(4)
+    ),
+    "map": lambda: _shuffled().map(_add_one).repeat(3).batch(4),
+    "map, prefetch": lambda: _shuffled().map(_add_one).prefetch(2).repeat(3).batch(4),
+    "prefetch, map": lambda: (
+        _range(9).map(_add_one).shuffle(9, 3).prefetch(2).repeat(3).map(_add_one).batch(4)
+    ),
+    "options": lambda: (
+        _range(9).map(_add_one).shuffle(9, 3).with_options(_options()).repeat(3).batch(4)
+    ),
+    "options behind a batch": lambda: (
+        _range(9).map(_add_one).batch(2).shuffle(5, 3).with_options(_options()).repeat(3)
+    ),
+    "cache before": lambda: _range(9).cache().shuffle(9, 3).map(_add_one).repeat(3).batch(4),
+    "in a zip": lambda: tf.data.Dataset.zip(
+        _shuffled().map(_add_one).repeat(3), _range(50).map(_add_one)
+    ).batch(4),
+    "a global seed": lambda: _seeded_globally().map(_add_one).repeat(3).batch(4),
+    "for ever": lambda: _shuffled().map(_add_one).repeat().take(25).batch(4),
+    "twice": lambda: (
+        _shuffled().map(_add_one).repeat(2).shuffle(18, 5).map(_add_one).repeat(2).batch(4)
+    ),
+    "a map of batches that does nothing": lambda: (
+        _range(9).map(_add_one).batch(2).shuffle(5, 3).map(lambda b: b).repeat(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLED_AND_REPEATED)
+def test_a_shuffle_and_a_repeat_have_the_order_they_have_in_one_process(name: str) -> None:
+    assert_parts_are_batches(SHUFFLED_AND_REPEATED[name], 2, epochs=3)
+
+
+# Functions do what they did when the dataset was made
+
+
+def _in_loop(change: Callable[[tf.data.Dataset, Callable[[], int]], tf.data.Dataset]) -> list[Any]:
+    """What one rank of two gets of datasets that are made in a loop."""
+    several = []
+    for number in (100, 200, 300):
+        several.append(change(_range(4), lambda: number))  # noqa: B023
+    return [_leaves(part.data)[0] for one in several for part in split(one, 1, 2).parts]
+
+
+def test_functions_in_a_loop_are_not_traced_again_where_order_is_fixed() -> None:
+    seen = _in_loop(
+        lambda ds, number: (
+            ds.map(lambda i: i + number(), num_parallel_calls=2, deterministic=False)
+            .filter(lambda i: i >= 0)
+            .batch(4)
+        )
+    )
+    assert seen == [[102, 103], [202, 203], [302, 303]]
+
+
+def test_functions_in_a_loop_are_not_traced_again_for_the_draws_of_a_rank() -> None:
+    def with_draw(ds: tf.data.Dataset, number: Callable[[], int]) -> tf.data.Dataset:
+        drawn = ds.map(lambda i: i + number() + tf.random.uniform([], 0, 1, tf.int64, seed=3))
+        return drawn.batch(4)
+
+    assert _in_loop(with_draw) == [[102, 103], [202, 203], [302, 303]]
+
+
+def test_functions_of_batches_in_a_loop_are_not_traced_again_for_another_size() -> None:
+    seen = _in_loop(lambda ds, number: ds.batch(4, drop_remainder=True).map(lambda b: b + number()))
+    assert seen == [[102, 103], [202, 203], [302, 303]]
+
+
+# What has been looked at before
+
+
+SHARED: dict[str, Callable[[tf.data.Dataset], list[tf.data.Dataset]]] = {
+    "elements": lambda ds: [
+        ds.map(_add_one).shuffle(12, 3).skip(2).batch(4),
+        ds.map(_add_one).shuffle(12, 3).take(2).batch(4),
+    ],
+    "one shuffle of elements": lambda ds: _two_of(ds.map(_add_one).shuffle(12, 3), batch=4),
+    "one shuffle of batches": lambda ds: _two_of(ds.map(_add_one).batch(2).shuffle(12, 3)),
+    "one cache": lambda ds: _two_batchings(ds.shuffle(12, 3).map(_add_one).cache()),
+    "one cache of batches": lambda ds: _two_of(ds.shuffle(12, 3).map(_add_one).batch(2).cache()),
+}
+
+
+def _two_of(dataset: tf.data.Dataset, batch: int = 0) -> list[tf.data.Dataset]:
+    return [one.batch(batch) if batch else one for one in (dataset.skip(2), dataset.take(2))]
+
+
+def _two_batchings(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    return [dataset.batch(4), dataset.batch(3)]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_datasets_that_share_a_shuffle_take_turns_in_its_orders(name: str) -> None:
+    plain, *ranks = (SHARED[name](_range(12)) for _ in range(3))
+    everyones = [[split(one, rank, 2) for one in ranks[rank]] for rank in range(2)]
+    for _ in range(2):
+        for which in (0, 1):
+            expected = [_leaves(batch) for batch in plain[which]]
+            assert _epoch_together([own[which] for own in everyones]) == expected
+
+
+LOOKED_AT: dict[str, Callable[[], tf.data.Dataset]] = {
+    "batch, map, cache, shuffle": lambda: _range(12).batch(3).map(_add_one).cache().shuffle(4, 3),
+    "map, shuffle, batch": lambda: _range(12).map(_add_one).shuffle(12, 3).batch(4),
+    "shuffle, map, cache, batch": lambda: _shuffled(12).map(_add_one).cache().batch(4),
+    "shuffle, map, batch, cache": lambda: _shuffled(12).map(_add_one).batch(4).cache(),
+    "a cache filled by the look": lambda: (
+        _shuffled(12).map(_add_one).batch(4).cache().shuffle(9, 2)
+    ),
+    "one shuffle twice": lambda: _twice(_range(12).map(_add_one).shuffle(12, 3)).batch(4),
+}
+
+
+def _twice(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return tf.data.Dataset.zip(dataset, dataset.map(_add_one))
+
+
+def test_a_look_counts_as_well_if_the_state_of_the_shuffle_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "_MOST_WRITTEN_OUT", -1)
+    for name in ("map, shuffle, batch", "batch, map, cache, shuffle"):
+        assert_parts_are_batches(LOOKED_AT[name], 2, peek="first")
+
+
+@pytest.mark.parametrize("peek", ["first", "all"])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_look_at_the_data_counts_as_in_one_process(name: str, peek: str) -> None:
+    assert_parts_are_batches(LOOKED_AT[name], 2, peek=peek)
 
 
 # Each rank does its own share of the work
@@ -440,11 +622,20 @@ def test_records(tmp_path: Path) -> None:
     assert seen == [number for batch in make(deterministic=True) for number in _leaves(batch)[0]]
 
 
-def test_a_map_that_keeps_count_sees_all_samples() -> None:
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda counter: counter.assign_add([1, 2]),
+        lambda counter: counter.scatter_add(tf.IndexedSlices(tf.constant([2], tf.int64), [1])),
+        lambda counter: counter[1:].assign(counter[1:] + 2),
+    ],
+    ids=["all", "entries", "a slice"],
+)
+def test_a_map_that_keeps_count_sees_all_samples(count: Callable[[tf.Variable], Any]) -> None:
     def make() -> tf.data.Dataset:
-        counter = tf.Variable(0, dtype=tf.int64)
+        counter = tf.Variable([0, 0], dtype=tf.int64)
         counters.append(counter)
-        return _range(9).map(lambda i: (i, counter.assign_add(2))).batch(4)
+        return _range(9).map(lambda i: (i, tf.identity(count(counter)))).batch(4)
 
     counters: list[tf.Variable] = []  # a dataset does not keep its variables
     assert_parts_are_batches(make, 2)
@@ -534,6 +725,21 @@ def test_keras_layers_draw_different_numbers_on_each_rank() -> None:
     runs = [[_draws(make, rank) for rank in range(2)] for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
+
+
+def test_a_variable_next_to_a_generator_is_left_alone() -> None:
+    generator = tf.random.Generator.from_seed(5)
+    table = tf.Variable(tf.range(3, dtype=tf.int64))
+
+    @tf.function
+    def draw() -> tf.Tensor:
+        return generator.uniform([])
+
+    own = split(_range(8).map(lambda i: (table[i % 3], draw())).batch(4), 1, 2)
+    before = tf.random.Generator.from_seed(5).state.numpy()
+    assert table.numpy().tolist() == [0, 1, 2]
+    assert generator.state.numpy().tolist() != before.tolist()
+    assert [_leaves(part.data)[0] for part in own.parts] == [[2, 0], [0, 1]]
 
 
 def test_generators_draw_different_numbers_on_each_rank() -> None:

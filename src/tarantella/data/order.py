@@ -11,16 +11,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tarantella.data import pipeline, randomness
 from tarantella.errors import InputError
+from tarantella.runtime.log import LOGGER
 
 # What stands in for a seed that was not given. TensorFlow takes (0, 0) for "none". Each
 # transformation gets another one, so that two shuffles are not alike.
 _FIRST_SEED = 7919
+_NO_SEED = (0, 0)
 
 # Besides operations with a seed, those that draw, and Python functions, which may do anything.
 _DRAWS = ("RngReadAndSkip", "PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -54,25 +57,40 @@ def in_common_order(dataset: tf.data.Dataset, replace: pipeline.Replace) -> tf.d
     """The same transformation of what `replace` makes of its inputs, alike on all ranks."""
     if isinstance(dataset, pipeline.Shuffle) and pipeline.is_free(dataset):
         (source,) = pipeline.sources(dataset)
-        return pipeline.shuffled(replace(source), dataset, 0, _seed_of(dataset))
+        return pipeline.shuffled(replace(source), dataset, _seed_of(dataset))
     if isinstance(dataset, pipeline.Random) and pipeline.is_free(dataset):
         return pipeline.random_numbers(dataset, _seed_of(dataset))
-    if not _is_free(dataset):
-        return pipeline.over(dataset, replace)
-    with common_seed(dataset):
-        return pipeline.over(dataset, replace)
+    if isinstance(dataset, pipeline.Shuffle) and not keeps_order(dataset):
+        LOGGER.warning(
+            "The dataset holds large tensors in front of a `shuffle`. If a script goes through it "
+            "before it trains with it, the order in training is not that of a single process."
+        )
+        (source,) = pipeline.sources(dataset)
+        return pipeline.shuffled(replace(source), dataset)
+    traced = [
+        _seeded(function, _seed_of(dataset)) if _draws_freely(dataset, function) else function
+        for function in pipeline.functions(dataset)
+    ]
+    return pipeline.over(dataset, replace, traced)
+
+
+def keeps_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a shuffle that is made again goes on with the orders of the user's own."""
+    return (
+        not isinstance(dataset, pipeline.Shuffle)
+        or not pipeline.reshuffles(dataset)
+        or pipeline.is_free(dataset)
+        or pipeline.has_light_input(dataset)
+    )
 
 
 @contextmanager
-def common_seed(dataset: tf.data.Dataset | None = None) -> Iterator[None]:
-    """Gives random operations made meanwhile one seed on all ranks, if the user gave none.
-
-    What is made for a dataset a second time gets the seed of the first.
-    """
+def common_seed() -> Iterator[None]:
+    """Gives random operations made meanwhile one seed on all ranks, if the user gave none."""
     if pipeline.global_seed() is not None:
         yield
     else:
-        with pipeline.seeded(_seed() if dataset is None else _seed_of(dataset)):
+        with pipeline.seeded(_seed()):
             yield
 
 
@@ -92,6 +110,16 @@ def goes_on(dataset: tf.data.Dataset) -> bool:
     return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
 
 
+def is_settled(dataset: tf.data.Dataset) -> bool:
+    """Whether the elements have the same order in each pass."""
+    return not any(
+        (isinstance(one, pipeline.Shuffle) and pipeline.reshuffles(one))
+        or isinstance(one, pipeline.Random)
+        or (pipeline.name_of(one) in _MAKE_DATASETS and not _only_joins(one))
+        for one in pipeline.ancestors(dataset)
+    )
+
+
 def _only_joins(dataset: tf.data.Dataset) -> bool:
     """Whether it puts datasets together that are the same in each pass, as the lines of files."""
     return pipeline.name_of(dataset) in _MAKE_DATASETS and not any(
@@ -107,20 +135,21 @@ def drawing_as_rank(function: Any, rank: int) -> Any:
     With one seed on all ranks, the first sample of each would be treated alike, and so would
     the second and all others. The master draws as it would alone.
     """
-    for variable in function.function.graph.variables:
-        if pipeline.is_seed(variable):
-            variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
-        elif pipeline.is_generator(variable, function):
-            variable.assign(randomness.generator_of_rank(variable.numpy(), rank))
-    if rank == 0 or not any(_has_seed(node) for node in pipeline.nodes(function)):
+    for variable in filter(pipeline.is_seed, function.function.graph.variables):
+        variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
+    for variable in pipeline.generator_states(function):
+        variable.assign(randomness.generator_of_rank(variable.numpy(), rank))
+    if rank == 0 or not any(seeds != _NO_SEED for seeds in pipeline.seeds(function)):
         return function
-    seed = pipeline.global_seed()
-    with pipeline.seeded((_FIRST_SEED if seed is None else seed) + rank):
-        return pipeline.traced_again(function)
+    return pipeline.with_seeds(function, partial(randomness.operation_seeds_of_rank, rank=rank))
 
 
-def _has_seed(node: Any) -> bool:
-    return "seed" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
+def _seeded(function: Any, seed: int) -> Any:
+    """A function with seeds where it has none."""
+    numbers = itertools.count(1)
+    return pipeline.with_seeds(
+        function, lambda *seeds: (seed, next(numbers)) if seeds == _NO_SEED else seeds
+    )
 
 
 def _seed() -> int:
@@ -158,20 +187,4 @@ def _draws_freely(dataset: tf.data.Dataset, function: Any) -> bool:
             "its elements to chance, which is another one on every rank: set `deterministic=True` "
             "there."
         )
-    constants = {
-        node.name: tf.make_ndarray(node.attr["value"].tensor)
-        for node in nodes
-        if node.op == "Const"
-    }
-    return any(_node_draws_freely(node, constants) for node in nodes)
-
-
-def _node_draws_freely(node: Any, constants: dict[str, Any]) -> bool:
-    if node.op.startswith(_ORDERING_NODES):
-        # Its seeds are inputs; in a function's body we see them where they are constants.
-        seeds = node.input[2:4] if node.op.startswith("Shuffle") else node.input[:2]
-        values = [constants.get(seed.split(":")[0]) for seed in seeds]
-        return all(value is not None and int(value) == 0 for value in values)
-    if "seed" not in node.attr or "seed2" not in node.attr:
-        return False
-    return node.attr["seed"].i == 0 and node.attr["seed2"].i == 0
+    return _NO_SEED in pipeline.seeds(function)

@@ -18,7 +18,13 @@ NOT_BATCHED = (
     "`dataset = dataset.batch(batch_size)`, or state `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)
-_DIFFERENT_SIZES = "The tensors of a batch have different numbers of samples."
+# What to do with batches that cannot be cut by their first axis.
+OTHER_AXIS = (
+    "Each rank gets some of the samples of a batch, which lie along the first axis of its tensors. "
+    "If they lie along another one, pass `tnt_distribute_dataset=False`: every rank then brings "
+    "batches of its own."
+)
+_DIFFERENT_SIZES = f"The tensors of a batch have different numbers of samples. {OTHER_AXIS}"
 
 
 class Part(NamedTuple):
@@ -58,8 +64,8 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     known_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(known_totals) > 1:
         raise InputError(
-            f"The tensors of a batch have different numbers of samples: {sorted(known_totals)}. "
-            "The first dimension of each must be that of the batch."
+            "The tensors of a batch have different numbers of samples: "
+            f"{sorted(known_totals)}. {OTHER_AXIS}"
         )
     static_total = leaves[0].shape[0]
     if static_total is None:

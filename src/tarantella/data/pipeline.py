@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.python.data.ops import (
     batch_op,
     cache_op,
@@ -31,6 +36,7 @@ from tensorflow.python.data.ops import (
     shuffle_op,
     skip_op,
     snapshot_op,
+    structured_function,
     take_op,
     zip_op,
 )
@@ -43,6 +49,7 @@ from tarantella.data.padding import Padding
 from tarantella.errors import InputError
 
 Replace = Callable[[tf.data.Dataset], tf.data.Dataset]
+ChangeSeeds = Callable[[int, int], tuple[int, int]]
 
 Batch = (batch_op._BatchDataset, batch_op._ParallelBatchDataset)
 Cache = cache_op.CacheDataset
@@ -65,6 +72,23 @@ Take = take_op._TakeDataset
 Zip = zip_op._ZipDataset
 
 _DETERMINISTIC = {"default": None, "true": True, "false": True}
+
+# Datasets with an order of their own, as they are called inside of a function, and where they
+# have their seeds among their inputs.
+_ORDERING_NODES = {"ShuffleDataset": slice(2, 4), "RandomDataset": slice(0, 2)}
+_PYTHON_NODES = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+# What calls functions with its own last inputs: all of them, or all but what it decides by.
+_CALLING_NODES = (
+    *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
+    *("Case", "StatelessCase", "While", "StatelessWhile"),
+)
+_WRITING_NODES = re.compile(
+    "Assign.*Variable|Resource(Scatter|StridedSliceAssign)|LookupTable(Insert|Remove|Import)"
+)
+# To look up the state of a shuffle, TensorFlow writes out all tensors that lie before it.
+_MOST_WRITTEN_OUT = 64 * 2**20
+
+_copies = itertools.count()
 
 
 def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -170,11 +194,19 @@ def call(function: Any, element: Any) -> Any:
     return structure.from_compatible_tensor_list(function.output_structure, list(results))
 
 
-def for_any_batch_size(mapped: Any) -> Any:
-    """The function of a `map` of batches, traced for batches of any size."""
+def for_any_batch_size(mapped: Any) -> Any | None:
+    """The function of a `map` of batches, for batches of any size.
+
+    It has to be traced again if it was traced for one size. None: what comes out then is not what
+    was traced before, as a loop has changed what the function refers to.
+    """
     (function,) = functions(mapped)
     spec = nest.map_structure(_of_any_size, function._input_structure)
-    return function if spec == function._input_structure else traced_again(function, spec)
+    if spec == function._input_structure:
+        return function
+    if not _is_alike(function, _traced(function, function._input_structure)):
+        return None
+    return _traced(function, spec)
 
 
 def _of_any_size(spec: Any) -> Any:
@@ -183,13 +215,78 @@ def _of_any_size(spec: Any) -> Any:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
+def _traced(function: Any, spec: Any) -> Any:
+    return StructuredFunctionWrapper(function._func, "Dataset.map()", input_structure=spec)
+
+
+def _is_alike(function: Any, other: Any) -> bool:
+    """Whether two functions do the same with the same; if Python does it, we cannot know."""
+    captured = zip(function.function.captured_inputs, other.function.captured_inputs, strict=False)
+    return (
+        all(one is another for one, another in captured)
+        and not any(node.op in _PYTHON_NODES for node in nodes(function))
+        and _written_out(function) == _written_out(other)
+    )
+
+
+def _written_out(function: Any) -> list[Any]:
+    """A function's operations, without the names that TensorFlow counts up."""
+    definition = function.function.graph.as_graph_def()
+    inner = {one.signature.name: one for one in definition.library.function}
+
+    def written(nodes: Iterable[NodeDef]) -> list[Any]:
+        return [_written_node(node) for node in nodes]
+
+    def _written_node(node: NodeDef) -> list[Any]:
+        called = [inner[one.name] for one in _called(node) if one.name in inner]
+        plain = NodeDef()
+        plain.CopyFrom(node)
+        for one in _called(plain):
+            one.name = ""
+        bodies = [[written(one.node_def), sorted(one.ret.items())] for one in called]
+        return [plain.SerializeToString(deterministic=True), bodies]
+
+    return written(definition.node)
+
+
+def _called(node: NodeDef) -> Iterator[Any]:
+    """The functions that a node refers to, as attributes with a `name`."""
+    for attribute in node.attr.values():
+        if attribute.HasField("func"):
+            yield attribute.func
+        yield from attribute.list.func
+
+
 def nodes(function: Any) -> list[Any]:
     """The definitions of all operations in a traced function, written out once."""
     if not hasattr(function, "_tnt_nodes"):
-        definition = function.function.graph.as_graph_def()
-        inner = (node for one in definition.library.function for node in one.node_def)
-        function._tnt_nodes = [*definition.node, *inner]
+        scopes = _scopes(function.function.graph.as_graph_def())
+        function._tnt_nodes = [node for scope in scopes for node in scope]
     return list(function._tnt_nodes)
+
+
+def _scopes(definition: GraphDef) -> list[Sequence[NodeDef]]:
+    """The operations of a function, and those of each that it calls."""
+    return [definition.node, *(one.node_def for one in definition.library.function)]
+
+
+def is_identity(mapped: tf.data.Dataset) -> bool:
+    """Whether a `map` returns what it gets; TensorFlow takes such a one out."""
+    (function,) = functions(mapped)
+    graph = function.function.graph
+    if len(graph.inputs) != len(graph.outputs) or function.function.captured_inputs:
+        return False
+    if any(op.type not in ("Placeholder", "Identity", "NoOp") for op in graph.get_operations()):
+        return False
+    return all(
+        _origin(output) is one for output, one in zip(graph.outputs, graph.inputs, strict=True)
+    )
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def is_seed(variable: Any) -> bool:
@@ -197,23 +294,129 @@ def is_seed(variable: Any) -> bool:
     return "seed_generator_state" in variable.name
 
 
-def is_generator(variable: Any, function: Any) -> bool:
-    """Whether a variable is the state of a `tf.random.Generator` that a function draws from."""
-    draws = any(node.op == "RngReadAndSkip" for node in nodes(function))
-    return draws and variable.dtype == tf.int64 and variable.shape.rank == 1
+def generator_states(function: Any) -> list[Any]:
+    """The variables that are the state of a `tf.random.Generator` that a function draws from."""
+    concrete = function.function
+    graph = concrete.graph
+    drawn = _drawn_inputs(graph)
+    first = len(graph.inputs) - len(concrete.captured_inputs)
+    handles = [one for i, one in enumerate(concrete.captured_inputs) if first + i in drawn]
+    return [
+        variable
+        for variable in graph.variables
+        if any(variable.handle is handle for handle in handles)
+    ]
+
+
+def _drawn_inputs(graph: Any) -> set[int]:
+    """The positions of those inputs of a graph that are states of generators it draws from."""
+    places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
+    drawn = []
+    for op in graph.get_operations():
+        if op.type == "RngReadAndSkip":
+            drawn.append(op.inputs[0])
+        elif op.type in _CALLING_NODES:
+            for one in _called(op.node_def):
+                body = graph._get_function(one.name).graph
+                before = len(op.inputs) - len(body.inputs)
+                drawn += [op.inputs[before + place] for place in _drawn_inputs(body)]
+    return {places[id(one)] for one in map(_origin, drawn) if id(one) in places}
 
 
 def changes_state(function: Any) -> bool:
-    """Whether a function writes to a variable, so that its calls depend on each other."""
-    graph = function.function.graph
-    writes = any(node.op.startswith("Assign") and "Variable" in node.op for node in nodes(function))
-    return writes and not all(is_seed(variable) for variable in graph.variables)
+    """Whether a function writes to a variable or table, so that its calls depend on each other."""
+    writes = any(_WRITING_NODES.match(node.op) for node in nodes(function))
+    return writes and not all(is_seed(variable) for variable in function.function.graph.variables)
 
 
-def traced_again(function: Any, spec: Any = None) -> Any:
-    """A function of a `map`, traced anew; if `spec` is given, for elements of that structure."""
-    spec = function._input_structure if spec is None else spec
-    return StructuredFunctionWrapper(function._func, "Dataset.map()", input_structure=spec)
+# The seeds in functions
+
+
+def seeds(function: Any) -> list[tuple[int, int]]:
+    """The seeds of all random operations and datasets in a function; (0, 0) is none."""
+    if hasattr(function, "_tnt_seeds"):
+        return list(function._tnt_seeds)
+    found: list[tuple[int, int]] = []
+
+    def note(seed: int, seed2: int) -> tuple[int, int]:
+        found.append((seed, seed2))
+        return seed, seed2
+
+    for scope in _scopes(function.function.graph.as_graph_def()):
+        _change_seeds(scope, note)
+    function._tnt_seeds = found
+    return list(found)
+
+
+def with_seeds(function: Any, change: ChangeSeeds) -> Any:
+    """The same traced function with other seeds.
+
+    It is not traced again: what it refers to may be something else by now.
+    """
+    concrete = function.function
+    definition = concrete.graph.as_graph_def()
+    for scope in _scopes(definition):
+        _change_seeds(scope, change)
+    _rename_functions(definition, f"_tnt_{next(_copies)}")
+    own = concrete.graph.inputs[: len(concrete.graph.inputs) - len(concrete.captured_inputs)]
+
+    @tf.function(
+        input_signature=[tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in own],
+        autograph=False,
+        experimental_attributes={"_tf_data_function": True},
+    )
+    def changed(*tensors: tf.Tensor) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        inputs = [*tensors, *map(graph.capture, concrete.captured_inputs)]
+        names = [tensor.name for tensor in concrete.graph.inputs]
+        return tf.graph_util.import_graph_def(
+            definition,
+            input_map=dict(zip(names, inputs, strict=True)),
+            return_elements=[tensor.name for tensor in concrete.graph.outputs],
+            name="",
+        )
+
+    again = copy.copy(function)
+    for written_out in ("_tnt_nodes", "_tnt_seeds"):
+        vars(again).pop(written_out, None)
+    again._function = changed.get_concrete_function()
+    again._original = function  # keeps Python functions that it calls
+    return again
+
+
+def _change_seeds(scope: Sequence[NodeDef], change: ChangeSeeds) -> None:
+    constants = {node.name: node for node in scope if node.op == "Const"}
+    for node in scope:
+        if "seed" in node.attr and "seed2" in node.attr:
+            new = change(node.attr["seed"].i, node.attr["seed2"].i)
+            node.attr["seed"].i, node.attr["seed2"].i = new
+            continue
+        # Those of a dataset are inputs; we see them where they are constants of the same function.
+        inputs = [
+            name.split(":")[0]
+            for word, places in _ORDERING_NODES.items()
+            if node.op.startswith(word)
+            for name in node.input[places]
+        ]
+        held = map(constants.get, inputs)
+        given = [node for node in held if node is not None]
+        if len(given) == 2:
+            old = [int(tf.make_ndarray(node.attr["value"].tensor)) for node in given]
+            for one, value in zip(given, change(*old), strict=True):
+                one.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, ()))
+
+
+def _rename_functions(definition: GraphDef, suffix: str) -> None:
+    names = {one.signature.name for one in definition.library.function}
+    for scope in _scopes(definition):
+        for node in scope:
+            if node.op in names:
+                node.op += suffix
+            for one in _called(node):
+                one.name += suffix if one.name in names else ""
+    for function in definition.library.function:
+        function.signature.name += suffix
+    definition.library.ClearField("gradient")
 
 
 def as_one(element: tuple[Any, ...], spec: Any) -> Any:
@@ -280,22 +483,41 @@ def unboxed(spec: Any, box: tf.Tensor) -> Any:
 # Making transformations again
 
 
-def over(dataset: tf.data.Dataset, replace: Replace) -> tf.data.Dataset:
+def over(
+    dataset: tf.data.Dataset, replace: Replace, traced: list[Any] | None = None
+) -> tf.data.Dataset:
     """The same transformation of what `replace` makes of its inputs.
 
-    A shuffle starts its sequence of orders anew.
+    A shuffle goes on with the dataset's own sequence of orders: a pass over one of them is a
+    pass over both.
+
+    Args:
+        dataset: The dataset.
+        replace: What makes its inputs.
+        traced: Its functions, if others are to take their place.
     """
     if isinstance(dataset, Shuffle):
-        return shuffled(replace(dataset._input_dataset), dataset, dataset._seed, dataset._seed2)
+        source = replace(dataset._input_dataset)
+        seeds = (dataset._seed, dataset._seed2)
+        return _shuffled(source, dataset, seeds, seed_generator(dataset))
     if isinstance(dataset, Options):
         return replace(dataset._input_dataset).with_options(dataset.options())
-    return _constructed(dataset, {}, replace)
+    return _constructed(dataset, {}, replace, functions(dataset) if traced is None else traced)
+
+
+def set_apart(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, not to be fused with the transformation that comes next.
+
+    TensorFlow makes one of a `shuffle` and a `repeat` that follow each other, which draws other
+    numbers. They must not come to do so where something between them was taken out.
+    """
+    return dataset.with_options(tf.data.Options())
 
 
 def with_file(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     """The same transformation of the same inputs, with another file or folder."""
     argument = "path" if isinstance(dataset, Snapshot) else "filename"
-    return _constructed(dataset, {argument: name}, lambda source: source)
+    return _constructed(dataset, {argument: name}, lambda source: source, functions(dataset))
 
 
 def batched_like(
@@ -320,19 +542,115 @@ def is_free(seeded: Any) -> bool:
     return int(seeded._seed) == 0 and int(seeded._seed2) == 0
 
 
-def shuffled(
-    source: tf.data.Dataset, like: Any, seed: int | tf.Tensor, seed2: int | tf.Tensor
+def reshuffles(shuffle: Any) -> bool:
+    """Whether each pass has an order of its own."""
+    return shuffle._reshuffle_each_iteration is not False  # None, where it was not stated
+
+
+def has_light_input(dataset: tf.data.Dataset) -> bool:
+    """Whether few enough tensors lie before a dataset that TensorFlow can write them all out."""
+    tensors = [
+        tensor
+        for one in ancestors(dataset)
+        for tensor in (
+            *nest.flatten(getattr(one, "_tensors", [])),
+            *(tensor for f in functions(one) for tensor in f.function.captured_inputs),
+        )
+        if isinstance(tensor, tf.Tensor) and tensor.dtype not in (tf.variant, tf.resource)
+    ]
+    sizes = (tensor.shape.num_elements() * (tensor.dtype.size or 64) for tensor in tensors)
+    return sum(sizes) <= _MOST_WRITTEN_OUT
+
+
+def seed_generator(shuffle: Any) -> tf.Tensor:
+    """What gives a `shuffle` the seeds of its passes, one after the other."""
+    if not reshuffles(shuffle):
+        return gen_dataset_ops.dummy_seed_generator()
+    return _resource(shuffle)
+
+
+def is_filled(cache: Any) -> bool:
+    """Whether a `cache` in memory has all elements already.
+
+    Only a cache that has not begins to read its source, when an iterator is made. So we make one
+    of the same memory with a source of ours, and see whether that was begun.
+    """
+    source, untouched = (tf.data.Dataset.range(64).shuffle(64, seed=1) for _ in range(2))
+    memory = gen_dataset_ops.cache_dataset_v2(
+        source._variant_tensor, filename="", cache=_resource(cache), **source._common_args
+    )
+    iter(dataset_ops._VariantDataset(memory, source.element_spec))
+    return [int(i) for i in source] == [int(i) for i in untouched]
+
+
+def _own_seed_generator(shuffle: Any, seeds: tuple[Any, Any]) -> tf.Tensor:
+    """The same for all copies of a `shuffle` that do not share its own."""
+    attributes = vars(shuffle)
+    if "_tnt_generator" not in attributes:
+        seed, seed2 = seeds
+        attributes["_tnt_generator"] = gen_dataset_ops.anonymous_seed_generator(
+            seed=seed, seed2=seed2, reshuffle=reshuffles(shuffle)
+        )
+    handle: tf.Tensor = attributes["_tnt_generator"][0]
+    return handle
+
+
+def _resource(dataset: Any) -> tf.Tensor:
+    """The resource that a dataset has made for itself, found in its graph as TensorFlow writes it.
+
+    It is the last argument of the operation.
+    """
+    attributes = vars(dataset)
+    if "_tnt_resource" not in attributes:
+        written = gen_dataset_ops.dataset_to_graph_v2(
+            dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True
+        )
+        definition = GraphDef.FromString(written.numpy())
+        by_name = {node.name: node for node in definition.node}
+        (result,) = (node for node in definition.node if node.op == "_Retval")
+        attributes["_tnt_resource"] = _value(by_name[by_name[result.input[0]].input[-1]])
+    handle: tf.Tensor = attributes["_tnt_resource"]
+    return handle
+
+
+def _value(constant: NodeDef) -> tf.Tensor:
+    """The value of a node that is a constant; NumPy knows no handles of resources."""
+    definition = GraphDef(node=[constant])
+
+    @tf.function(autograph=False)
+    def value() -> tf.Tensor:
+        return tf.graph_util.import_graph_def(
+            definition, return_elements=[f"{constant.name}:0"], name=""
+        )[0]
+
+    return value()
+
+
+def shuffled(source: tf.data.Dataset, like: Any, seed: int | None = None) -> tf.data.Dataset:
+    """A shuffle of `source` that is like another one, with orders of its own.
+
+    Its seed is that of the other one, if no other is given.
+    """
+    seeds = (like._seed, like._seed2) if seed is None else (0, seed)
+    return _shuffled(source, like, seeds, _own_seed_generator(like, seeds))
+
+
+def _shuffled(
+    source: tf.data.Dataset,
+    like: Any,
+    seeds: tuple[Any, Any],
+    generator: tf.Tensor,
 ) -> tf.data.Dataset:
-    """A shuffle of `source` that is like another one but for its seeds."""
     again = copy.copy(like)
     again._input_dataset = source
-    again._seed, again._seed2 = (tf.cast(one, tf.int64) for one in (seed, seed2))
+    again._seed, again._seed2 = (tf.cast(one, tf.int64) for one in seeds)
+    again._like = like  # which the generator may belong to
     variant = gen_dataset_ops.shuffle_dataset_v3(
         source._variant_tensor,
         buffer_size=again._buffer_size,
         seed=again._seed,
         seed2=again._seed2,
-        seed_generator=gen_dataset_ops.dummy_seed_generator(),
+        seed_generator=generator,
         reshuffle_each_iteration=again._reshuffle_each_iteration,
         **again._common_args,
     )
@@ -348,7 +666,7 @@ def random_numbers(like: Any, seed: int) -> tf.data.Dataset:
 
 
 def _constructed(
-    dataset: tf.data.Dataset, changes: dict[str, Any], replace: Replace
+    dataset: tf.data.Dataset, changes: dict[str, Any], replace: Replace, traced: list[Any]
 ) -> tf.data.Dataset:
     """Calls the class of a dataset with the arguments that it keeps as attributes."""
     arguments = {}
@@ -370,7 +688,29 @@ def _constructed(
                 "make it work alike on all ranks. Give every shuffle a seed "
                 "(`shuffle(buffer_size, seed=42)`), set `deterministic=True`, and cache in memory."
             )
-    return type(dataset)(**arguments)
+    with _already_traced(traced) if traced else nullcontext():
+        return type(dataset)(**arguments)
+
+
+@contextmanager
+def _already_traced(traced: list[Any]) -> Iterator[None]:
+    """Lets a dataset that is made in the meantime have these functions, in this order.
+
+    Otherwise it would trace them, and find what they refer to as it is now, not as it was.
+    """
+    thread, trace = threading.get_ident(), StructuredFunctionWrapper
+    following = itertools.cycle(traced)
+
+    def take(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return trace(*args, **kwargs)
+        return next(following)
+
+    structured_function.StructuredFunctionWrapper = take
+    try:
+        yield
+    finally:
+        structured_function.StructuredFunctionWrapper = trace
 
 
 def _argument(name: str, value: Any, replace: Replace) -> Any:

@@ -32,6 +32,13 @@ def generator_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
     return state
 
 
+def operation_seeds_of_rank(seed: int, seed2: int, rank: int) -> tuple[int, int]:
+    """The seeds of a random operation, for one rank, as `seed_of_rank`."""
+    if not seed and not seed2:  # it draws by chance
+        return seed, seed2
+    return (seed + rank * _SEED_STRIDE) % 2**31 or 1, seed2
+
+
 def share() -> None:
     """Gives all ranks the state of the master's random generators, those that modules hold.
 

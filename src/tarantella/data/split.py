@@ -48,11 +48,13 @@ class Split:
     Attributes:
         parts: A dataset of `Part`s.
         padding: How each part is to be padded to the longest sample of its batch.
+        finish: What is to be done with the data of a part when it is padded.
         unused: What was made of it to go through it, and can be used again.
     """
 
     parts: tf.data.Dataset
     padding: Padding | None = None
+    finish: Change | None = None
     unused: list[Any] = field(default_factory=list)
 
 
@@ -62,7 +64,8 @@ def split(dataset: tf.data.Dataset, rank: int, size: int) -> Split:
     own = _Splitter(rank, size).of_batches(dataset)
     in_order = tf.data.Options()
     in_order.deterministic = True
-    return replace(own, parts=own.parts.with_options(dataset.options()).with_options(in_order))
+    own_parts = own.parts.with_options(dataset.options()).with_options(in_order)
+    return Split(own_parts, own.padding)
 
 
 def cut(dataset: tf.data.Dataset, rank: int, size: int, marked: bool = True) -> Split:
@@ -148,17 +151,29 @@ class _Lifted:
     """A dataset as a simpler one, and the stages that lead from there.
 
     Each stage makes exactly one element of each.
+
+    Attributes:
+        base: The simpler dataset.
+        stages: The stages.
+        shortened: Whether something was taken off the end of the base.
     """
 
     base: tf.data.Dataset
     stages: tuple[Stage, ...] = ()
+    shortened: bool = False
 
     @property
     def saves_work(self) -> bool:
         return any(isinstance(stage, _Map) for stage in self.stages)
 
     def and_then(self, stage: Stage) -> _Lifted:
-        return replace(self, stages=(*self.stages, stage))
+        return replace(self, stages=(*self.stages, stage), shortened=True)
+
+    def picked_by(self, dataset: tf.data.Dataset) -> _Lifted:
+        """The same behind what only picks elements of the base."""
+        base = pipeline.set_apart(self.base) if self.shortened else self.base
+        picked = order.in_common_order(dataset, lambda _: base)
+        return replace(self, base=picked, shortened=False)
 
 
 def _lift(dataset: tf.data.Dataset, settled: bool = True) -> _Lifted:
@@ -172,23 +187,29 @@ def _lift(dataset: tf.data.Dataset, settled: bool = True) -> _Lifted:
     if isinstance(dataset, pipeline.Zip):
         return _lift_zip(dataset)
     if isinstance(dataset, pipeline.Map):
+        if pipeline.is_identity(dataset):
+            return _lift_source(dataset, settled)
         (function,) = pipeline.functions(dataset)
         if pipeline.changes_state(function):  # it counts samples, say, and must see them all
             return _Lifted(dataset)
         stage = _Map(function, pipeline.parallel_calls(dataset))
         return _lift_source(dataset, settled).and_then(stage)
-    if isinstance(dataset, _PICKS):
+    if isinstance(dataset, _PICKS) and order.keeps_order(dataset):
         lifted = _lift_source(dataset, settled=False)
         if lifted.stages:
-            return replace(lifted, base=order.in_common_order(dataset, lambda _: lifted.base))
+            return lifted.picked_by(dataset)
     elif isinstance(dataset, (pipeline.Prefetch, pipeline.DenseToRagged)) or (
-        isinstance(dataset, pipeline.Cache) and settled and not pipeline.file_of(dataset)
+        isinstance(dataset, pipeline.Cache)
+        and not pipeline.file_of(dataset)
+        # Who goes through it first fixes the order for all, and may be someone else.
+        and settled
+        and order.is_settled(dataset)
     ):
         lifted = _lift_source(dataset, settled)
         if lifted.stages:
             return lifted.and_then(_Again(dataset))
-    elif isinstance(dataset, pipeline.Options):
-        return _lift_source(dataset, settled)  # `split` sees to the options of all
+    elif isinstance(dataset, pipeline.Options):  # `split` sees to the options of all
+        return replace(_lift_source(dataset, settled), shortened=True)
     return _Lifted(dataset)
 
 
@@ -233,12 +254,10 @@ class _Splitter:
             return self._of_batching(dataset)
         if isinstance(dataset, pipeline.Rebatch):
             return self._of_rebatching(dataset)
-        if isinstance(dataset, _TREATS_ALIKE):
-            (source,) = pipeline.sources(dataset)
-            own = self.of_batches(source)
-            if isinstance(dataset, pipeline.Options):  # `split` sees to the options of all
-                return own
-            return replace(own, parts=order.in_common_order(dataset, lambda _: own.parts))
+        if isinstance(dataset, pipeline.Cache):
+            return self._of_cache(dataset)
+        if isinstance(dataset, _TREATS_ALIKE) and order.keeps_order(dataset):
+            return self._of_like_treatment(dataset)
         if isinstance(dataset, (pipeline.Concatenate, pipeline.DirectedInterleave)):
             return self._of_several(dataset)
         if isinstance(dataset, pipeline.Zip):
@@ -246,6 +265,25 @@ class _Splitter:
         if isinstance(dataset, pipeline.Map):
             return self._of_map(dataset)
         return self._cut(dataset)
+
+    def _of_like_treatment(self, dataset: tf.data.Dataset) -> Split:
+        """The parts of batches that are all treated alike: so are the parts."""
+        (source,) = pipeline.sources(dataset)
+        own = self.of_batches(source)
+        if isinstance(dataset, pipeline.Options):  # `split` sees to the options of all
+            return replace(own, parts=pipeline.set_apart(own.parts))
+        return replace(own, parts=order.in_common_order(dataset, lambda _: own.parts))
+
+    def _of_cache(self, dataset: tf.data.Dataset) -> Split:
+        """The parts of cached batches, cached; once for all that is made of the cache.
+
+        What is in it already stays as it is.
+        """
+        cached: dict[_Splitter, Split] = vars(dataset).setdefault("_tnt_parts", {})
+        if self not in cached:
+            divided = not _holds_an_order(dataset)
+            cached[self] = self._of_like_treatment(dataset) if divided else self._cut(dataset)
+        return cached[self]
 
     def _cut(self, dataset: tf.data.Dataset, because_of: str = "") -> Split:
         """Takes the part of each finished batch."""
@@ -356,7 +394,11 @@ class _Splitter:
     def _of_map(self, dataset: Any) -> Split:
         """What a `map` makes of batches, made of parts if it does not mix their rows."""
         (source,) = pipeline.sources(dataset)
+        if pipeline.is_identity(dataset):
+            return self.of_batches(source)
         function = pipeline.for_any_batch_size(dataset)
+        if function is None:
+            return self._cut(dataset, "`map` (of batches of a fixed size, in a loop)")
         mixing = what_mixes_rows(function.function)
         if mixing:
             return self._cut(dataset, f"`map` (of batches, with {mixing})")
@@ -371,6 +413,13 @@ class _Splitter:
 
         calls = pipeline.parallel_calls(dataset)
         return Split(own.parts.map(changed, num_parallel_calls=calls))
+
+
+def _holds_an_order(cache: tf.data.Dataset) -> bool:
+    """Whether going through a cache before may have fixed the order of what is in it."""
+    if pipeline.file_of(cache) or order.is_settled(cache):
+        return False
+    return not pipeline.has_light_input(cache) or pipeline.is_filled(cache)
 
 
 def _tell_what_is_not_divided(dataset: tf.data.Dataset, because_of: str) -> None:

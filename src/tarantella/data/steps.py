@@ -24,7 +24,7 @@ import tensorflow as tf
 from tarantella.comm.calls import call_python
 from tarantella.comm.waiting import wait_aside
 from tarantella.data import pipeline
-from tarantella.data.parts import Part
+from tarantella.data.parts import Part, slice_rows
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
 from tarantella.runtime import devices, watch, world
@@ -58,7 +58,10 @@ class Steps:
     def __init__(self, split: Split, own_data: bool = False) -> None:
         self._own_data = own_data
         self._padding = split.padding
+        self._finish = split.finish or (lambda data: data)
         self.dataset = split.parts
+        if split.finish is not None and world.get_size() == 1:
+            self.dataset = split.parts.map(self._finished)
         if world.get_size() > 1:
             self._exchange = _Exchange(own_data, everyone=own_data or split.padding is not None)
             self._spec = split.parts.element_spec.data
@@ -129,10 +132,15 @@ class Steps:
         data = pipeline.unboxed(self._spec, box)
         if self._own_data:
             rows = tf.maximum(numbers[_COUNT], 1)
-            data = tf.nest.map_structure(lambda leaf: leaf[:rows], data)
+            data = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, rows), data)
         if self._padding:
             data = self._padding.fill_up(data, numbers[_SIZES:])
+        data = self._finish(data)
         return box if self._own_data else last, Part(numbers[_COUNT], numbers[_TOTAL], data)
+
+    @tf.autograph.experimental.do_not_convert
+    def _finished(self, part: Part) -> Part:
+        return part._replace(data=self._finish(part.data))
 
 
 def _sum_of_all(

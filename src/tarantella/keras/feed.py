@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,9 @@ from tarantella.data.steps import Steps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.keras import arguments, internals
 from tarantella.runtime import world
+
+# What TensorFlow says where a model looks for a row that another rank has.
+_MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 
 class Feed(internals.DataAdapter):
@@ -43,6 +47,7 @@ class Feed(internals.DataAdapter):
         self._adapter = adapter
         check_same(_described(own.parts.element_spec.data), "the data")
         self._own = own
+        self._in_parts = world.get_size() > 1 and not own_data
         self._uses = 0
         self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
@@ -128,14 +133,15 @@ class Feed(internals.DataAdapter):
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Tells of a difference between the ranks' data in words of ours, not TensorFlow's.
+        """Tells what is wrong with the ranks' data in words of ours, not TensorFlow's.
 
         It is around all use of the feed, `evaluate` within `fit` too. What went well to the end
         can be used for the same data again.
         """
         self._uses += 1
         try:
-            yield
+            with self.explaining_rows():
+                yield
         except Exception:
             if self._steps.problem is None:
                 raise
@@ -143,6 +149,19 @@ class Feed(internals.DataAdapter):
         self._uses -= 1
         if not self._uses:
             self._own.unused.append(self._steps)
+
+    @contextmanager
+    def explaining_rows(self) -> Iterator[None]:
+        """Tells a model that looks for certain rows of a batch what the rows of a part are."""
+        try:
+            yield
+        except Exception as error:
+            if not self._in_parts or not _MISSING_ROW.search(str(error)):
+                raise
+            raise InputError(
+                "The model looks for a row of a batch that this rank does not have. "
+                + parts.OTHER_AXIS
+            ) from error
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
         """Has `tell` called once, with the number of samples of all ranks in the next step."""
@@ -330,12 +349,14 @@ def _compare_samples(rows: arrays.Rows) -> None:
 
 def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
     weigh = internals.class_weight_map(class_weight)
+    if own.padding:  # which may change what Keras takes for a class
+        return replace(own, finish=lambda data: weigh(*data), unused=[])
 
     @tf.autograph.experimental.do_not_convert
     def weighted(part: Part) -> Part:
         return part._replace(data=weigh(*part.data))
 
-    return Split(own.parts.map(weighted), own.padding)
+    return Split(own.parts.map(weighted))
 
 
 def _kind(x: Any) -> str:

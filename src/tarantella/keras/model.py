@@ -780,7 +780,8 @@ class Model(keras.Model):
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
-        state.build(self, spec)
+        with data.explaining_rows() if isinstance(data, Feed) else nullcontext():
+            state.build(self, spec)
         self._take_from_master()
 
     def _take_from_master(self) -> None:
