@@ -62,7 +62,6 @@ class RankSteps(StopsTogether, keras.Model):
     _tnt_advice: normalization.Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
-    _tnt_functions: dict[tuple[str, bool], Any]
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     def train_step(self, data: Any) -> Any:
@@ -123,7 +122,14 @@ class RankSteps(StopsTogether, keras.Model):
         plain = self._tnt_plain_class
         return any(
             getattr(plain, name) is not getattr(keras.Model, name)
-            for name in ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+            for name in (
+                "train_step",
+                "test_step",
+                "compute_metrics",
+                "get_metrics_result",
+                "make_train_function",
+                "make_test_function",
+            )
         )
 
     @contextmanager
@@ -135,20 +141,27 @@ class RankSteps(StopsTogether, keras.Model):
         finally:
             self._tnt_batch_logs = before
 
-    @contextmanager
-    def _making(self, name: str, phase: str) -> Iterator[None]:
-        """Takes up a function that was made before with the logs as they are wanted now.
+    def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
+        """Has Keras make a function of steps, once with and once without the logs of batches.
 
-        What Keras has made in the end is kept, for the next time.
+        Both are made at once, and each call goes to one of them: whoever takes the function, or
+        puts another one in its place for a while, knows of a single one.
+
+        Args:
+            phase: "train" or "test".
+            make: Keras's method that makes the function.
+            force: Whether to make it anew if there is one.
         """
-        shared, present = self._shares_logs(phase), getattr(self, name)
-        if present is None:  # Keras has been told to make it anew
-            self._tnt_functions.pop((name, True), None)
-            self._tnt_functions.pop((name, False), None)
-        elif present is self._tnt_functions.get((name, not shared)):
-            setattr(self, name, self._tnt_functions.get((name, shared)))
-        yield
-        self._tnt_functions[name, shared] = getattr(self, name)
+        name = f"{phase}_function"
+        present = getattr(self, name)
+        if self._uses_logs or world.get_size() == 1 or (present is not None and not force):
+            return make(force=True) if force else make()  # a user's own may take no argument
+        functions = {}
+        for shared in (False, True):
+            make(force=True)
+            functions[shared] = getattr(self, name)
+        setattr(self, name, lambda data: functions[self._shares_logs(phase)](data))
+        return None
 
     # Compilation: what communicates is not compiled by XLA, the calls of the model are.
 
@@ -186,16 +199,17 @@ class RankSteps(StopsTogether, keras.Model):
             self.jit_compile = before
 
     def make_train_function(self, force: bool = False) -> Any:
-        with self._making("train_function", "train"), self._uncompiled_steps():
-            return super().make_train_function(force)
+        with self._uncompiled_steps():
+            return self._make("train", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> Any:
-        with self._making("test_function", "test"), self._uncompiled_steps():
-            return super().make_test_function(force)
+        with self._uncompiled_steps():
+            return self._make("test", super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False) -> Any:
+        make = super().make_predict_function
         with self._uncompiled_steps():
-            return super().make_predict_function(force)
+            return make(force=True) if force else make()
 
     def _should_eval(self, *args: Any) -> Any:
         return not self._tnt_passes_over and super()._should_eval(*args)
@@ -809,7 +823,6 @@ def _wrapped(model: keras.Model) -> Any:
         _tnt_batch_logs=frozenset(),
         _tnt_advice=normalization.Advice(),
         _tnt_compiles_calls=False,
-        _tnt_functions={},
         _tnt_passes_over=False,
         _tnt_started=False,
         _tnt_stops=Stops(),
