@@ -133,6 +133,7 @@ def kept(
     save_freq: Any,
     begins_anew: Callable[[], bool],
     initial_epoch: int,
+    build: Callable[[], None],
 ) -> Iterator[keras.callbacks.CallbackList]:
     """The callbacks of a `fit` that is backed up, and goes on where another one has stopped.
 
@@ -144,11 +145,12 @@ def kept(
         begins_anew: Finds out whether an epoch of data depends on nothing but how often they were
             begun; only asked if something is backed up, as it looks at every operation.
         initial_epoch: The number of the first epoch.
+        build: Makes the variables of a model that has not seen data yet.
     """
     if save_freq is None:
         yield inner
         return
-    backup = _Backup(callback if world.is_master_rank() else None, model)
+    backup = _Backup(callback if world.is_master_rank() else None, model, build)
     container = KeptCallbacks(model, inner, backup, save_freq, begins_anew(), initial_epoch)
     try:
         with _heard_signal(model):
@@ -410,11 +412,13 @@ class _Backup:
     Args:
         callback: It, on the master rank; None on the others.
         model: The model that is trained.
+        build: Makes the model's variables, for a backup to be loaded into.
     """
 
-    def __init__(self, callback: Any | None, model: Any) -> None:
+    def __init__(self, callback: Any | None, model: Any, build: Callable[[], None]) -> None:
         self.callback = callback
         self._model = model
+        self._build = build
         self._previous = ""  # how the names of files end that can be read
         self._folder = Path(saving.local_path(callback.backup_dir) or "") if callback else Path()
 
@@ -434,6 +438,10 @@ class _Backup:
 
     def read(self) -> Position | None:
         """What was kept, if there is something; every rank must call it."""
+        there = saving.on_all_ranks("BackupAndRestore", self._is_there)
+        if agreement.all_ranks(not there):
+            return None
+        self._build()
         found = saving.on_all_ranks("BackupAndRestore", self._read)
         if world.get_size() == 1:
             return found
@@ -445,8 +453,6 @@ class _Backup:
         ]  # fmt: skip
         root = world.get_master_rank()
         about = messages.bcast(about, communicator, root)
-        if about is None:
-            return None
         if not world.is_master_rank():
             found = Position(**about[0])
             for name, dtype, shape in about[1]:
@@ -516,9 +522,9 @@ class _Backup:
 
         saving.write_aside(write, saving.Target(str(self._folder), True, {}), alone=True)
 
-    def _read(self) -> Position | None:
+    def _is_there(self) -> bool:
         if self.callback is None:
-            return None
+            return False
         there = self._folder.exists()
         if there and (self._folder.is_mount() or not os.access(self._folder.parent, os.W_OK)):
             raise InputError(
@@ -526,7 +532,10 @@ class _Backup:
                 f"whole: name a folder in it, such as {self._folder / 'backup'}."
             )
         aside.recover(self._folder)
-        if not (self._folder / _WEIGHTS).exists():
+        return (self._folder / _WEIGHTS).exists()
+
+    def _read(self) -> Position | None:
+        if self.callback is None:
             return None
         for ending in ("", _PREVIOUS) if self.callback.double_checkpoint else ("",):
             self._previous = ending

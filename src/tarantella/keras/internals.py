@@ -76,6 +76,8 @@ __all__ = [
     "save_as",
     "set_keras_mask",
     "take_losses",
+    "tf_variable",
+    "wrapped_initialization",
     "wrapped_methods",
     "wrapped_reduction",
     "wrapped_synchronized_moments",
@@ -115,6 +117,16 @@ def wrapped_synchronized_moments(wrap: Callable[[Any], Any]) -> list[Replacement
     """The replacement for the function of (x, axes, keepdims) behind synchronized moments."""
     name = "_compute_moments_sync"
     return [(backend_nn, name, wrap(vars(backend_nn)[name]))]
+
+
+def wrapped_initialization(wrap: Callable[[Any], Any]) -> list[Replacement]:
+    """The replacement for the method of (value) that gives a new variable its first value."""
+    return wrapped_methods(AnyVariable, "_initialize", wrap)
+
+
+def tf_variable(variable: Any) -> tf.Variable:
+    """TensorFlow's variable in one of Keras's, whatever scope a layer is in."""
+    return variable._value
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:

@@ -62,6 +62,7 @@ class RankSteps(StopsTogether, keras.Model):
     _tnt_advice: normalization.Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
+    _tnt_new_variables: state.NewVariables
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     def train_step(self, data: Any) -> Any:
@@ -69,7 +70,11 @@ class RankSteps(StopsTogether, keras.Model):
             return super().train_step(data)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("train"))
-        with self._compiled_calls(self._can_be_compiled()), step.running():
+        with (
+            self._tnt_new_variables.shared(self),
+            self._compiled_calls(self._can_be_compiled()),
+            step.running(),
+        ):
             logs = step.global_logs(super().train_step(data.data))
         self._tnt_advice.layers_used_own_parts(
             normalization.local_layers(self, step.layer_state.written)
@@ -81,7 +86,7 @@ class RankSteps(StopsTogether, keras.Model):
             return super().test_step(data)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("test"))
-        with self._compiled_calls(), step.running():
+        with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
             logs = step.global_logs(super().test_step(data.data))
         end_phase("evaluation", logs)
         return logs
@@ -91,9 +96,10 @@ class RankSteps(StopsTogether, keras.Model):
             return super().predict_step(data)
         end_phase("input", data.data)
         layer_state = LayerState(self, data)
-        with self._compiled_calls(), layer_state.recorded():
-            outputs = super().predict_step(data.data)
-        layer_state.combine(trained=False)
+        with self._tnt_new_variables.shared(self), self._compiled_calls():
+            with layer_state.recorded():
+                outputs = super().predict_step(data.data)
+            layer_state.combine(trained=False)
         end_phase("prediction", outputs)
         return prediction.own_rows(outputs, data.count)
 
@@ -390,6 +396,7 @@ class Model(keras.Model):
                 container.common.save_freq,
                 feed.begins_anew,
                 initial_epoch,
+                lambda: state.build(self, feed.spec),
             ) as callbacks,
         ):
             return super().fit(
@@ -564,6 +571,7 @@ class Model(keras.Model):
             callback.save_freq,
             lambda: begins_anew(adapter, steps),
             given["initial_epoch"],
+            lambda: state.build(self, adapter.get_tf_dataset().element_spec),
         ) as container:
             yield {
                 **given,
@@ -740,7 +748,6 @@ class Model(keras.Model):
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
-        state.build(self, spec)
         self._take_from_master()
 
     def _take_from_master(self) -> None:
@@ -823,6 +830,7 @@ def _wrapped(model: keras.Model) -> Any:
         _tnt_batch_logs=frozenset(),
         _tnt_advice=normalization.Advice(),
         _tnt_compiles_calls=False,
+        _tnt_new_variables=state.NewVariables(),
         _tnt_passes_over=False,
         _tnt_started=False,
         _tnt_stops=Stops(),
