@@ -159,6 +159,10 @@ def test_the_seed_of_random_numbers_that_were_given_none() -> None:
     before = np.array(internals.global_seed())
     keras.random.normal((2,))
     assert (np.array(internals.global_seed()) != before).any()
+    keras.utils.set_random_seed(1)
+    internals.make_global_seed()
+    keras.random.normal((2,))
+    assert (np.array(internals.global_seed()) == before).all()
 
 
 def test_limits_for_debugging() -> None:

@@ -70,6 +70,7 @@ class Position:
         logs: What the last step has said.
         callbacks: By the name of a callback: what it knows.
         arrays: Those of callbacks and ranks, by their names and numbers.
+        ranks: How many ranks trained.
     """
 
     epoch: int = 0
@@ -79,6 +80,7 @@ class Position:
     logs: dict[str, Any] = field(default_factory=dict)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 0
 
     def numbered(self, name: str) -> list[Any]:
         """The arrays of something, in their order."""
@@ -431,9 +433,10 @@ class _Backup:
 
     def save(self, position: Position, own: Own) -> None:
         """Writes everything, or nothing; every rank must call it."""
-        for name, arrays in own.items():
-            for rank, of_rank in enumerate(_gathered(arrays)):
-                position.add(f"rank{rank}-{name}", of_rank)
+        position.ranks = world.get_size()
+        for rank, of_rank in enumerate(_gathered(own)):
+            for name, arrays in of_rank.items():
+                position.add(f"rank{rank}-{name}", arrays)
         saving.on_all_ranks("BackupAndRestore", lambda: self._write(position))
 
     def read(self) -> Position | None:
@@ -475,12 +478,14 @@ class _Backup:
 
     def restore_own(self, position: Position) -> None:
         """Gives this rank what differs between the ranks."""
-        size = world.get_size()
+        if position.ranks != world.get_size():
+            return  # of another number of ranks, nothing is of use
+        kept = f"rank{world.get_rank()}"
+        if position.numbered(f"{kept}-seed"):
+            internals.make_global_seed()
         for name, variables in self._own_variables().items():
-            values = position.numbered(f"rank{world.get_rank()}-{name}")
-            others = [position.numbered(f"rank{rank}-{name}") for rank in (size - 1, size)]
-            # Of another number of ranks, nothing is of use. Some variables are made by training.
-            if len(values) == len(variables) and others[0] and not others[1]:
+            values = position.numbered(f"{kept}-{name}")
+            if len(values) == len(variables):  # some variables are made by training
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(_typed(value, variable))
 
@@ -610,12 +615,28 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
-def _gathered(own: Sequence[Any]) -> list[list[Any]]:
+def _gathered(own: Own) -> list[Own]:
+    """What each rank has of its own, by rank; one may have what another has not."""
     if world.get_size() == 1:
-        return [list(own)]
+        return [own]
+    kinds = {name: [[a.dtype.str, a.shape] for a in arrays] for name, arrays in own.items()}
+    data = b"".join(array.tobytes() for arrays in own.values() for array in arrays)
     with agreement.turn() as communicator:
         agreement.agree("BackupAndRestore", [], communicator)
-        return buffers.allgather_arrays(own, communicator)
+        everyones_kinds = messages.allgather(kinds, communicator)
+        everyones_data = buffers.allgather_bytes(data, communicator)
+    return [_unpacked(*each) for each in zip(everyones_kinds, everyones_data, strict=True)]
+
+
+def _unpacked(kinds: dict[str, list[Any]], data: bytes) -> Own:
+    own: Own = {}
+    start = 0
+    for name, of_arrays in kinds.items():
+        own[name] = [np.empty(shape, dtype) for dtype, shape in of_arrays]
+        for array in own[name]:
+            array.flat = np.frombuffer(data, array.dtype, array.size, start)
+            start += array.nbytes
+    return own
 
 
 def _typed(value: Any, variable: Any) -> Any:

@@ -23,7 +23,7 @@ from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -64,6 +64,7 @@ __all__ = [
     "kept_compile_arguments",
     "keras_mask",
     "limited",
+    "make_global_seed",
     "mask_epsilon",
     "may_overwrite",
     "merged_sample_weight",
@@ -263,6 +264,11 @@ def global_seed() -> Any | None:
     """The state of the random numbers that are drawn without a seed, if some have been."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
+
+
+def make_global_seed() -> None:
+    """Has the state of the random numbers that are drawn without a seed be there."""
+    global_seed_generator()
 
 
 def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:
