@@ -8,7 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from oracle import CLASSIFICATION, assert_runs_as_in_keras, classification_data, small_model
+
+import tarantella as tnt
+from tarantella.comm import waiting
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
@@ -58,6 +62,28 @@ def test_functions_made_anew_in_the_middle() -> None:
         model.compile(**CLASSIFICATION, jit_compile=True)
         results += [_fit(model, verbose=1), _fit(model), model.train_on_batch(X, Y)]
         return results, _weights(model)
+
+    assert_runs_as_in_keras(run)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_training_again_after_a_step_that_has_failed(eager: bool) -> None:
+    def run(wrap: Wrap) -> Any:
+        model = wrap(small_model())
+        model.compile(**CLASSIFICATION, run_eagerly=eager)
+        labels = np.array([0, 1, 2, 1, 9])  # of which the last is none, in the third step
+
+        def batches() -> Any:
+            return tf.data.Dataset.from_tensor_slices((X, labels)).batch(2)
+
+        failed = []
+        for _ in range(2):
+            try:
+                model.fit(batches(), verbose=0)
+            except tf.errors.InvalidArgumentError:
+                failed.append(1)
+        assert waiting._left_alone or tnt.Model is not wrap
+        return failed, _fit(model), _weights(model)
 
     assert_runs_as_in_keras(run)
 

@@ -27,7 +27,7 @@ import numpy as np
 from tarantella.comm import buffers, notices
 from tarantella.comm.agreement import check_same
 from tarantella.comm.phases import end_phase
-from tarantella.comm.waiting import meet, wait
+from tarantella.comm.waiting import leave_alone, meet, wait
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras import internals, state
 from tarantella.keras.backup import backup_of, tidying
@@ -321,6 +321,10 @@ class RankCallbacks(keras.callbacks.CallbackList):
 
     def let_go(self) -> None:
         """The model is the user's own again."""
+        if self._heard is not None:  # an error has ended it
+            request, *buffers = self._heard
+            leave_alone(request, buffers)
+            self._heard = None
         self.model._tnt_stops.let_go()
 
     # Events
