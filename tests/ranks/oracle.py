@@ -102,6 +102,23 @@ def assert_trains_as_in_keras(
         assert_close(actual[3], expected[3], tolerance, atol)
 
 
+def assert_runs_as_in_keras(run: Callable[[Callable[[keras.Model], keras.Model]], Any]) -> None:
+    """Runs a piece of a script twice, as plain Keras and as Tarantella, and compares the results.
+
+    Args:
+        run: Takes what to make of a model, nothing or a tnt.Model, and returns numbers in any
+            structure.
+    """
+
+    def seeded(wrap: Callable[[keras.Model], keras.Model]) -> Any:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(42)
+        return run(wrap)
+
+    expected = computed_by_master(lambda: seeded(lambda model: model))
+    assert_close(seeded(tnt.Model), expected)
+
+
 def computed_by_master(compute: Callable[[], Any]) -> Any:
     """One rank is enough for what needs no other, and leaves the cores to it."""
     result = compute() if tnt.is_master_rank() else None

@@ -26,6 +26,7 @@ from oracle import (
 )
 
 import tarantella as tnt
+from tarantella.keras import callback_list
 from tarantella.keras.step import global_results
 from tarantella.runtime import configuration
 
@@ -229,6 +230,42 @@ def test_without_readers_the_logs_of_batches_are_not_exchanged(
         history = model.fit(**data(), verbose=0, callbacks=callbacks).history
         assert len(exchanges) == exchanged
         assert_close(history["loss"], tnt.broadcast(history["loss"]), 0, 0)
+
+
+class NamedCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Does at batches what Keras's does."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+
+
+class WatchingCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Might do anything at batches."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+
+
+def test_callbacks_that_only_look_on_do_so_when_wrapped_or_subclassed(tmp_path: Path) -> None:
+    def exchanged(callback: Any) -> tuple[set[str], set[str]]:
+        common = callback_list.agree([callback], 0, trains=True)
+        return set(common.reads), set(common.acts)
+
+    path = str(tmp_path / "model.keras")
+    wrap = tnt.keras.callbacks.Callback
+    for onlooker in (
+        wrap(keras.callbacks.ModelCheckpoint(path)),
+        wrap(keras.callbacks.TensorBoard(str(tmp_path)), run_on_all_ranks=False),
+        NamedCheckpoint(path),
+        wrap(NamedCheckpoint(path)),
+    ):
+        assert exchanged(onlooker) == (set(), set())
+    assert exchanged(wrap(NamedCheckpoint(path, save_freq=2))) == ({"train"}, set())
+    for checkpoint in (WatchingCheckpoint(path), wrap(WatchingCheckpoint(path))):
+        assert exchanged(checkpoint) == ({"train"}, {"train_batch_end"})
+    checkpoint = keras.callbacks.ModelCheckpoint(path)
+    checkpoint.on_train_batch_end = lambda batch, logs=None: None
+    assert exchanged(checkpoint) == ({"train"}, {"train_batch_end"})
 
 
 # Keras's own callbacks

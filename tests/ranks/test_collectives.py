@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tarantella.comm import agreement, buffers
+from tarantella.comm import agreement, buffers, waiting
 from tarantella.comm.agreement import check_same
 from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
 from tarantella.errors import InputError, MismatchError
@@ -592,6 +594,25 @@ def test_threads_take_turns():
     assert len(results) == 40
     for result in results:
         np.testing.assert_array_equal(result, held_by_all("int64", (10_000,)).sum(axis=0))
+
+
+@several_ranks
+def test_buffers_of_a_request_that_is_left_alone_live_as_long_as_it_does():
+    comm = world.communicator("control")
+    sent, received = np.ones(1000), np.empty(1000)
+    target = weakref.ref(received)
+    if world.get_rank() == 0:
+        waiting.leave_alone(comm.Iallreduce(sent, received), received)
+        del received
+        gc.collect()
+        assert target() is not None  # MPI is going to write there
+        barrier()
+    else:
+        barrier()
+        comm.Iallreduce(sent, received).Wait()
+    [waiting.wait_aside(request, None) for request, _ in waiting._left_alone]
+    waiting.leave_alone(comm.Ibarrier(), None)
+    assert world.get_rank() > 0 or target() is None
 
 
 def test_one_rank_needs_no_mpi(monkeypatch):

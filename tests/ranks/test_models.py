@@ -109,6 +109,58 @@ class TwoOptimizers(keras.Model):
         return {"loss": self.tracker.result()}
 
 
+class Triplets(keras.Model):
+    """A network that is trained with three inputs at a time, and makes a layer when it needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = keras.Sequential([keras.layers.Dense(2)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs: Any) -> Any:
+        raise AssertionError("No step calls the model.")
+
+    def distances(self, data: Any) -> Any:
+        if not hasattr(self, "head"):
+            self.head = keras.layers.Dense(2, activation="tanh")
+        data = list(data.values()) if isinstance(data, dict) else data
+        anchor, near, far = (self.head(self.network(each)) for each in data[:3])
+        return keras.ops.mean((anchor - near) ** 2 - (anchor - far) ** 2)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.distances(data)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return self.test_step(data)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.tracker.update_state(self.distances(data))
+        return {"loss": self.tracker.result()}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("evaluates_first", [False, True], ids=["fit", "evaluate_first"])
+def test_own_step_on_data_of_its_own_kind_makes_the_variables(
+    eager: bool, evaluates_first: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=(5, 3)) for _ in range(4)]
+    data = dict(zip("abcd", parts, strict=True)) if eager else tuple(parts)
+
+    def train(wrap: Any, seed: int) -> Any:
+        keras.utils.set_random_seed(seed)
+        model = wrap(Triplets())
+        model.compile("adam", run_eagerly=eager)
+        dataset = tf.data.Dataset.from_tensor_slices(data).batch(3)
+        before = model.evaluate(dataset, verbose=0) if evaluates_first else 0.0
+        history = model.fit(dataset, verbose=0, epochs=2).history
+        return before, history, [np.array(weight) for weight in model.weights]
+
+    expected = train(lambda model: model, 5)
+    assert_close(train(tnt.Model, 5 + tnt.get_rank()), expected)
+
+
 def test_sequential_that_is_not_built() -> None:
     assert_trains_as_in_keras(
         lambda: keras.Sequential(

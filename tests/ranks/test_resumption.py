@@ -406,10 +406,26 @@ def test_two_optimizers_a_seed_for_all_and_logs_of_its_own(
     def make() -> Any:
         model = tnt.Model(TwoOptimizers())
         model.compile("adam", "sparse_categorical_crossentropy")
-        model.build((None, 6))
-        return model
+        return model  # not built yet
 
     assert_goes_on(shared_tmp_path, dataset, [(1, 0)], save_freq=save_freq, make=make)
+
+
+def test_numbers_that_only_one_rank_draws(shared_tmp_path: Path) -> None:
+    drawn: dict[str, list[float]] = {"whole": [], "parts": []}
+
+    class Draw(keras.callbacks.Callback):
+        def __init__(self, folder: Path) -> None:
+            super().__init__()
+            self._drawn = drawn[folder.name]
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if tnt.get_rank() == 1:
+                self._drawn.append(float(keras.random.normal(())))
+
+    assert_goes_on(shared_tmp_path, arrays, [(1, 3)], callbacks=lambda folder: [Draw(folder)])
+    assert drawn["parts"] == drawn["whole"]
+    assert len(drawn["whole"]) == (EPOCHS if tnt.get_rank() == 1 else 0)
 
 
 def test_layers_with_a_state_of_their_own(shared_tmp_path: Path) -> None:

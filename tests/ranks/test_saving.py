@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -514,3 +515,21 @@ def test_if_one_of_all_fails_all_do(shared_tmp_path: Path) -> None:
     error = failure(model.save, shared_tmp_path / folder / "model.keras", tnt_save_all_devices=True)
     assert isinstance(error, FileNotFoundError)
     assert "missing" in str(error)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_collectives_of_a_thread_do_not_get_into_the_way_of_saves(
+    first: int, shared_tmp_path: Path
+) -> None:
+    model = tnt.Model(fresh("functional"))
+    model.save_weights(shared_tmp_path / "before.weights.h5")
+    thread = threading.Thread(target=tnt.barrier)
+    if tnt.get_rank() == first:
+        thread.start()
+        time.sleep(0.3)  # it has come to the barrier now
+    model.save_weights(shared_tmp_path / "meanwhile.weights.h5")
+    if tnt.get_rank() != first:
+        thread.start()
+    thread.join()
+    tnt.barrier()
+    assert names(shared_tmp_path) == ["before.weights.h5", "meanwhile.weights.h5"]

@@ -159,6 +159,10 @@ def test_the_seed_of_random_numbers_that_were_given_none() -> None:
     before = np.array(internals.global_seed())
     keras.random.normal((2,))
     assert (np.array(internals.global_seed()) != before).any()
+    keras.utils.set_random_seed(1)
+    internals.make_global_seed()
+    keras.random.normal((2,))
+    assert (np.array(internals.global_seed()) == before).all()
 
 
 def test_limits_for_debugging() -> None:
@@ -195,3 +199,20 @@ def test_the_state_of_an_optimizer_in_hdf5(tmp_path: Path) -> None:
     internals.restore_optimizer(loaded, path)
     for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
+def test_the_first_value_of_a_variable_comes_through_one_method() -> None:
+    seen = []
+
+    def wrap(initialize: Any) -> Any:
+        def record(variable: Any, value: Any) -> None:
+            initialize(variable, value)
+            seen.append(internals.tf_variable(variable))
+
+        return record
+
+    with internals.replaced(internals.wrapped_initialization(wrap)):
+        keras.layers.Dense(2).build((None, 3))
+        keras.Variable([1.0, 2.0])
+    assert [tuple(variable.shape) for variable in seen] == [(3, 2), (2,), (2,)], VERSION
+    assert all(isinstance(variable, tf.Variable) for variable in seen), VERSION

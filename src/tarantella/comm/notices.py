@@ -135,7 +135,7 @@ def _send(notice: _Notice) -> None:
 
 def _await(subject: Subject) -> None:
     # Other threads than the main one are at no point that the ranks have in common.
-    in_order = threading.current_thread() is threading.main_thread()
+    in_order = waiting.in_main_thread()
     since = waiting.meetings() if in_order else 0
     notice = None
     with watch.waiting("notices"):

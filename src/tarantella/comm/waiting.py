@@ -25,11 +25,14 @@ _LONGEST_PAUSE = 1e-3
 _lock = threading.Lock()
 _meetings = 0
 _due: list[Callable[[], None]] = []  # what this rank does before the next meeting
+_left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and their buffers
 
 
 def meet(communicator: Any) -> None:
     """Returns when every rank has called it; at once on one host with a core for each."""
-    expect_meeting()
+    # A thread of the script calls collectives whenever it likes: on each rank at another point.
+    if communicator.purpose != "collectives" or in_main_thread():
+        expect_meeting()
     if ranks_share_cores() or world.has_several_hosts():
         wait_aside(communicator.Ibarrier(), communicator.purpose)
 
@@ -49,6 +52,11 @@ def expect_meeting() -> None:
 def meetings() -> int:
     """How often this rank has met the others: the same on all ranks at the same point."""
     return _meetings
+
+
+def in_main_thread() -> bool:
+    """Whether this is the thread that is at a point which the ranks have in common."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def before_next_meeting(function: Callable[[], None]) -> None:
@@ -78,6 +86,13 @@ def wait_aside(request: Any, purpose: str | None) -> None:
     with watch.waiting(purpose) if purpose else nullcontext():
         while not request.Test():
             next(waits)
+
+
+def leave_alone(request: Any, buffers: Any) -> None:
+    """Keeps the buffers of a request that nobody waits for any more, for as long as MPI has it."""
+    with _lock:
+        _left_alone[:] = [(other, kept) for other, kept in _left_alone if not other.Test()]
+        _left_alone.append((request, buffers))
 
 
 def pauses(longest: float = _LONGEST_PAUSE) -> Iterator[None]:

@@ -64,10 +64,10 @@ def require_numbers(model: keras.Model, spec: Any) -> None:
 
     Args:
         model: The model.
-        spec: The structure of a batch: x, (x, y) or (x, y, sample_weight).
+        spec: The structure of a batch.
     """
     expected = {one.dtype for one in tf.nest.flatten(getattr(model, "inputs", None) or [])}
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+    x = spec[0] if isinstance(spec, (list, tuple)) else spec  # with an own step, of any length
     given = [getattr(leaf, "dtype", None) for leaf in tf.nest.flatten(x)]
     if expected and "string" not in expected and tf.string in given:
         raise InputError(

@@ -70,6 +70,7 @@ class Position:
         logs: What the last step has said.
         callbacks: By the name of a callback: what it knows.
         arrays: Those of callbacks and ranks, by their names and numbers.
+        ranks: How many ranks trained.
     """
 
     epoch: int = 0
@@ -79,6 +80,7 @@ class Position:
     logs: dict[str, Any] = field(default_factory=dict)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 0
 
     def numbered(self, name: str) -> list[Any]:
         """The arrays of something, in their order."""
@@ -133,6 +135,7 @@ def kept(
     save_freq: Any,
     begins_anew: Callable[[], bool],
     initial_epoch: int,
+    build: Callable[[], None],
 ) -> Iterator[keras.callbacks.CallbackList]:
     """The callbacks of a `fit` that is backed up, and goes on where another one has stopped.
 
@@ -144,11 +147,12 @@ def kept(
         begins_anew: Finds out whether an epoch of data depends on nothing but how often they were
             begun; only asked if something is backed up, as it looks at every operation.
         initial_epoch: The number of the first epoch.
+        build: Makes the variables of a model that has not seen data yet.
     """
     if save_freq is None:
         yield inner
         return
-    backup = _Backup(callback if world.is_master_rank() else None, model)
+    backup = _Backup(callback if world.is_master_rank() else None, model, build)
     container = KeptCallbacks(model, inner, backup, save_freq, begins_anew(), initial_epoch)
     try:
         with _heard_signal(model):
@@ -410,11 +414,13 @@ class _Backup:
     Args:
         callback: It, on the master rank; None on the others.
         model: The model that is trained.
+        build: Makes the model's variables, for a backup to be loaded into.
     """
 
-    def __init__(self, callback: Any | None, model: Any) -> None:
+    def __init__(self, callback: Any | None, model: Any, build: Callable[[], None]) -> None:
         self.callback = callback
         self._model = model
+        self._build = build
         self._previous = ""  # how the names of files end that can be read
         self._folder = Path(saving.local_path(callback.backup_dir) or "") if callback else Path()
 
@@ -427,13 +433,18 @@ class _Backup:
 
     def save(self, position: Position, own: Own) -> None:
         """Writes everything, or nothing; every rank must call it."""
-        for name, arrays in own.items():
-            for rank, of_rank in enumerate(_gathered(arrays)):
-                position.add(f"rank{rank}-{name}", of_rank)
+        position.ranks = world.get_size()
+        for rank, of_rank in enumerate(_gathered(own)):
+            for name, arrays in of_rank.items():
+                position.add(f"rank{rank}-{name}", arrays)
         saving.on_all_ranks("BackupAndRestore", lambda: self._write(position))
 
     def read(self) -> Position | None:
         """What was kept, if there is something; every rank must call it."""
+        there = saving.on_all_ranks("BackupAndRestore", self._is_there)
+        if agreement.all_ranks(not there):
+            return None
+        self._build()
         found = saving.on_all_ranks("BackupAndRestore", self._read)
         if world.get_size() == 1:
             return found
@@ -445,8 +456,6 @@ class _Backup:
         ]  # fmt: skip
         root = world.get_master_rank()
         about = messages.bcast(about, communicator, root)
-        if about is None:
-            return None
         if not world.is_master_rank():
             found = Position(**about[0])
             for name, dtype, shape in about[1]:
@@ -469,12 +478,14 @@ class _Backup:
 
     def restore_own(self, position: Position) -> None:
         """Gives this rank what differs between the ranks."""
-        size = world.get_size()
+        if position.ranks != world.get_size():
+            return  # of another number of ranks, nothing is of use
+        kept = f"rank{world.get_rank()}"
+        if position.numbered(f"{kept}-seed"):
+            internals.make_global_seed()
         for name, variables in self._own_variables().items():
-            values = position.numbered(f"rank{world.get_rank()}-{name}")
-            others = [position.numbered(f"rank{rank}-{name}") for rank in (size - 1, size)]
-            # Of another number of ranks, nothing is of use. Some variables are made by training.
-            if len(values) == len(variables) and others[0] and not others[1]:
+            values = position.numbered(f"{kept}-{name}")
+            if len(values) == len(variables):  # some variables are made by training
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(_typed(value, variable))
 
@@ -516,9 +527,9 @@ class _Backup:
 
         saving.write_aside(write, saving.Target(str(self._folder), True, {}), alone=True)
 
-    def _read(self) -> Position | None:
+    def _is_there(self) -> bool:
         if self.callback is None:
-            return None
+            return False
         there = self._folder.exists()
         if there and (self._folder.is_mount() or not os.access(self._folder.parent, os.W_OK)):
             raise InputError(
@@ -526,7 +537,10 @@ class _Backup:
                 f"whole: name a folder in it, such as {self._folder / 'backup'}."
             )
         aside.recover(self._folder)
-        if not (self._folder / _WEIGHTS).exists():
+        return (self._folder / _WEIGHTS).exists()
+
+    def _read(self) -> Position | None:
+        if self.callback is None:
             return None
         for ending in ("", _PREVIOUS) if self.callback.double_checkpoint else ("",):
             self._previous = ending
@@ -601,12 +615,28 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
-def _gathered(own: Sequence[Any]) -> list[list[Any]]:
+def _gathered(own: Own) -> list[Own]:
+    """What each rank has of its own, by rank; one may have what another has not."""
     if world.get_size() == 1:
-        return [list(own)]
+        return [own]
+    kinds = {name: [[a.dtype.str, a.shape] for a in arrays] for name, arrays in own.items()}
+    data = b"".join(array.tobytes() for arrays in own.values() for array in arrays)
     with agreement.turn() as communicator:
         agreement.agree("BackupAndRestore", [], communicator)
-        return buffers.allgather_arrays(own, communicator)
+        everyones_kinds = messages.allgather(kinds, communicator)
+        everyones_data = buffers.allgather_bytes(data, communicator)
+    return [_unpacked(*each) for each in zip(everyones_kinds, everyones_data, strict=True)]
+
+
+def _unpacked(kinds: dict[str, list[Any]], data: bytes) -> Own:
+    own: Own = {}
+    start = 0
+    for name, of_arrays in kinds.items():
+        own[name] = [np.empty(shape, dtype) for dtype, shape in of_arrays]
+        for array in own[name]:
+            array.flat = np.frombuffer(data, array.dtype, array.size, start)
+            start += array.nbytes
+    return own
 
 
 def _typed(value: Any, variable: Any) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 from tarantella.comm import buffers, notices
 from tarantella.comm.agreement import check_same
 from tarantella.comm.phases import end_phase
-from tarantella.comm.waiting import meet, wait
+from tarantella.comm.waiting import leave_alone, meet, wait
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras import internals, state
 from tarantella.keras.backup import backup_of, tidying
@@ -114,23 +114,30 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
 
 def _reads(callback: Any, phase: str, verbose: Any, trains: bool) -> bool:
     """Whether a callback looks at the global logs of the batches of a phase."""
-    if not aggregates_logs(callback) or not internals.handles(callback, f"{phase}_batch_end"):
+    event = f"{phase}_batch_end"
+    if not aggregates_logs(callback) or not internals.handles(callback, event):
         return False
-    kind = type(callback)
-    if kind is keras.callbacks.ProgbarLogger:
+    if not _looks_on(callback, event):
+        return True
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
         return bool(verbose == 1) and not (trains and phase == "test")  # validation is silent
-    if kind is keras.callbacks.BackupAndRestore:
-        return False
-    if kind is keras.callbacks.ModelCheckpoint:
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
-    if kind is keras.callbacks.TensorBoard:
+    if isinstance(callback, keras.callbacks.TensorBoard):
         return bool(callback.update_freq != "epoch")
-    return True
+    return False
 
 
 def _acts(callback: Any, event: str) -> bool:
     """Whether a callback might do something to the model at an event of batches."""
-    return type(callback) not in _ONLOOKERS and internals.handles(callback, event)
+    return internals.handles(callback, event) and not _looks_on(callback, event)
+
+
+def _looks_on(callback: Any, event: str) -> bool:
+    """Whether what a callback does at an event is what an onlooker of Keras's does there."""
+    name = f"on_{event}"
+    own = getattr(getattr(callback, name), "__func__", None)
+    return any(isinstance(callback, kind) and own is getattr(kind, name) for kind in _ONLOOKERS)
 
 
 def _acts_alone(callback: Any) -> bool:
@@ -315,6 +322,10 @@ class RankCallbacks(keras.callbacks.CallbackList):
 
     def let_go(self) -> None:
         """The model is the user's own again."""
+        if self._heard is not None:  # an error has ended it
+            request, *buffers = self._heard
+            leave_alone(request, buffers)
+            self._heard = None
         self.model._tnt_stops.let_go()
 
     # Events

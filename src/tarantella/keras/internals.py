@@ -45,6 +45,9 @@ with versions.private_names("Keras"):
 
     # What is used of these, and is not on an object but in a module or a class.
     for _owner, _name in (
+        (AnyVariable, "_initialize"),
+        (keras.Model, "_aggregate_additional_loss"),
+        (seed_generator, "global_seed_generator"),
         (loss_module, "apply_mask"),
         (loss_module, "reduce_weighted_values"),
         (loss_module, "squeeze_or_expand_to_same_rank"),
@@ -87,6 +90,7 @@ __all__ = [
     "kept_compile_arguments",
     "keras_mask",
     "limited",
+    "make_global_seed",
     "mask_epsilon",
     "may_overwrite",
     "merged_sample_weight",
@@ -99,6 +103,8 @@ __all__ = [
     "save_as",
     "set_keras_mask",
     "take_losses",
+    "tf_variable",
+    "wrapped_initialization",
     "wrapped_methods",
     "wrapped_reduction",
     "wrapped_synchronized_moments",
@@ -138,6 +144,16 @@ def wrapped_synchronized_moments(wrap: Callable[[Any], Any]) -> list[Replacement
     """The replacement for the function of (x, axes, keepdims) behind synchronized moments."""
     name = "_compute_moments_sync"
     return [(backend_nn, name, wrap(vars(backend_nn)[name]))]
+
+
+def wrapped_initialization(wrap: Callable[[Any], Any]) -> list[Replacement]:
+    """The replacement for the method of (value) that gives a new variable its first value."""
+    return wrapped_methods(AnyVariable, "_initialize", wrap)
+
+
+def tf_variable(variable: Any) -> tf.Variable:
+    """TensorFlow's variable in one of Keras's, whatever scope a layer is in."""
+    return variable._value
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
@@ -280,6 +296,11 @@ def global_seed() -> Any | None:
     name = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     generator = global_state.get_global_attribute(name)
     return None if generator is None else generator.state
+
+
+def make_global_seed() -> None:
+    """Has the state of the random numbers that are drawn without a seed be there."""
+    seed_generator.global_seed_generator()
 
 
 def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:

@@ -71,7 +71,7 @@ class RankSteps(StopsTogether, keras.Model):
     _tnt_advice: Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
-    _tnt_functions: dict[tuple[str, bool], Any]
+    _tnt_new_variables: state.NewVariables
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     def train_step(self, data: Any) -> Any:
@@ -79,7 +79,11 @@ class RankSteps(StopsTogether, keras.Model):
             return super().train_step(data)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("train"))
-        with self._compiled_calls(self._can_be_compiled()), step.running():
+        with (
+            self._tnt_new_variables.shared(self),
+            self._compiled_calls(self._can_be_compiled()),
+            step.running(),
+        ):
             logs = step.global_logs(super().train_step(data.data))
         self._tnt_advice.layers_used_own_parts(
             normalization.local_layers(self, step.layer_state.written)
@@ -91,7 +95,7 @@ class RankSteps(StopsTogether, keras.Model):
             return super().test_step(data)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("test"))
-        with self._compiled_calls(), step.running():
+        with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
             logs = step.global_logs(super().test_step(data.data))
         end_phase("evaluation", logs)
         return logs
@@ -101,9 +105,10 @@ class RankSteps(StopsTogether, keras.Model):
             return super().predict_step(data)
         end_phase("input", data.data)
         layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
-        with self._compiled_calls(), layer_state.recorded():
-            outputs = super().predict_step(data.data)
-        layer_state.combine(trained=False)
+        with self._tnt_new_variables.shared(self), self._compiled_calls():
+            with layer_state.recorded():
+                outputs = super().predict_step(data.data)
+            layer_state.combine(trained=False)
         end_phase("prediction", outputs)
         return prediction.own_rows(outputs, data.count)
 
@@ -137,7 +142,14 @@ class RankSteps(StopsTogether, keras.Model):
         plain = self._tnt_plain_class
         return any(
             getattr(plain, name) is not getattr(keras.Model, name)
-            for name in ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+            for name in (
+                "train_step",
+                "test_step",
+                "compute_metrics",
+                "get_metrics_result",
+                "make_train_function",
+                "make_test_function",
+            )
         )
 
     @contextmanager
@@ -149,20 +161,27 @@ class RankSteps(StopsTogether, keras.Model):
         finally:
             self._tnt_batch_logs = before
 
-    @contextmanager
-    def _making(self, name: str, phase: str) -> Iterator[None]:
-        """Takes up a function that was made before with the logs as they are wanted now.
+    def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
+        """Has Keras make a function of steps, once with and once without the logs of batches.
 
-        What Keras has made in the end is kept, for the next time.
+        Both are made at once, and each call goes to one of them: whoever takes the function, or
+        puts another one in its place for a while, knows of a single one.
+
+        Args:
+            phase: "train" or "test".
+            make: Keras's method that makes the function.
+            force: Whether to make it anew if there is one.
         """
-        shared, present = self._shares_logs(phase), getattr(self, name)
-        if present is None:  # Keras has been told to make it anew
-            self._tnt_functions.pop((name, True), None)
-            self._tnt_functions.pop((name, False), None)
-        elif present is self._tnt_functions.get((name, not shared)):
-            setattr(self, name, self._tnt_functions.get((name, shared)))
-        yield
-        self._tnt_functions[name, shared] = getattr(self, name)
+        name = f"{phase}_function"
+        present = getattr(self, name)
+        if self._uses_logs or world.get_size() == 1 or (present is not None and not force):
+            return make(force=True) if force else make()  # a user's own may take no argument
+        functions = {}
+        for shared in (False, True):
+            make(force=True)
+            functions[shared] = getattr(self, name)
+        setattr(self, name, lambda data: functions[self._shares_logs(phase)](data))
+        return None
 
     # Compilation: what communicates is not compiled by XLA, the calls of the model are.
 
@@ -200,16 +219,17 @@ class RankSteps(StopsTogether, keras.Model):
             self.jit_compile = before
 
     def make_train_function(self, force: bool = False) -> Any:
-        with self._making("train_function", "train"), self._uncompiled_steps():
-            return super().make_train_function(force)
+        with self._uncompiled_steps():
+            return self._make("train", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> Any:
-        with self._making("test_function", "test"), self._uncompiled_steps():
-            return super().make_test_function(force)
+        with self._uncompiled_steps():
+            return self._make("test", super().make_test_function, force)
 
     def make_predict_function(self, force: bool = False) -> Any:
+        make = super().make_predict_function
         with self._uncompiled_steps():
-            return super().make_predict_function(force)
+            return make(force=True) if force else make()
 
     def _should_eval(self, *args: Any) -> Any:
         return not self._tnt_passes_over and super()._should_eval(*args)
@@ -423,6 +443,7 @@ class Model(keras.Model):
                 container.common.save_freq,
                 feed.begins_anew,
                 initial_epoch,
+                lambda: state.build(self, feed.spec),
             ) as callbacks,
         ):
             return super().fit(
@@ -603,6 +624,7 @@ class Model(keras.Model):
             callback.save_freq,
             lambda: begins_anew(adapter, steps),
             given["initial_epoch"],
+            lambda: state.build(self, adapter.get_tf_dataset().element_spec),
         ) as container:
             yield {
                 **given,
@@ -780,8 +802,6 @@ class Model(keras.Model):
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
-        with data.explaining_rows() if isinstance(data, Feed) else nullcontext():
-            state.build(self, spec)
         self._take_from_master()
 
     def _take_from_master(self) -> None:
@@ -878,7 +898,7 @@ def _wrapped(model: keras.Model) -> Any:
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
         _tnt_compiles_calls=False,
-        _tnt_functions={},
+        _tnt_new_variables=state.NewVariables(),
         _tnt_passes_over=False,
         _tnt_started=False,
         _tnt_stops=Stops(),

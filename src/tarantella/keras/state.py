@@ -1,7 +1,10 @@
-"""All ranks start from the master rank's weights, however they were made."""
+"""All ranks start from the master rank's weights, however and whenever they were made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import keras
@@ -16,45 +19,111 @@ from tarantella.keras import internals
 from tarantella.runtime import world
 
 
+class NewVariables:
+    """Variables that a model makes in a step: they start from the master's values, too.
+
+    A step that runs eagerly uses a variable as soon as it has it. While TensorFlow traces a step,
+    a variable is given its value either at once, by Keras, or when the step has been traced; then
+    it is traced once more before it is run.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[Any] = []
+
+    @contextmanager
+    def shared(self, model: keras.Model) -> Iterator[None]:
+        """Has the variables that are made in a step of a model start from the master's values.
+
+        All ranks must make the same ones.
+        """
+        self._share(model)
+        eager = tf.executing_eagerly()
+
+        def wrap(initialize: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(initialize)
+            def initialize_alike(variable: Any, value: Any) -> None:
+                initialize(variable, value)
+                self._pending.append(variable)
+                if eager:
+                    self._share(model)
+
+            return initialize_alike
+
+        try:
+            with internals.replaced(internals.wrapped_initialization(wrap)):
+                yield
+            self._share(model)
+        except BaseException:
+            self._pending.clear()
+            raise
+
+    def _share(self, model: keras.Model) -> None:
+        """Gives this rank the master's values of those variables that have one by now."""
+        if not self._pending:
+            return
+        of_optimizers = {id(variable) for variable in _optimizer_variables(model)}
+        # Those are the same everywhere, and many.
+        pending = [v for v in self._pending if id(v) not in of_optimizers]
+        with tf.init_scope():
+            ready = [bool(internals.tf_variable(v).is_initialized()) for v in pending]
+            self._pending = [v for v, is_ready in zip(pending, ready, strict=True) if not is_ready]
+            made = [v for v, is_ready in zip(pending, ready, strict=True) if is_ready]
+            # A generator for all that have no seed may be there already on some ranks.
+            for variable in filter(is_seed, made):
+                _set(variable, _value(variable), world.get_rank())
+            if made := [variable for variable in made if not is_seed(variable)]:
+                _take(made)
+
+
 def build(model: keras.Model, spec: Any) -> None:
-    """Creates the variables of a model that has not seen data yet.
+    """Creates the variables of a model that has not seen data yet, as a step of training would.
 
     Args:
         model: A model whose layers may not all be built.
-        spec: The structure of a batch, of `tf.TensorSpec`s: x, (x, y) or (x, y, sample_weight).
+        spec: The structure of a batch, of `tf.TensorSpec`s.
     """
     if all(layer.built for layer in internals.flat_layers(model)):
         return
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
-    inputs = tf.nest.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x)
-    try:
-        model(inputs)
-    except NotImplementedError:  # no `call`: its own `train_step` calls the layers
-        if not all(layer.built for layer in internals.flat_layers(model)[1:]):
-            number = tf.TensorSpec((), tf.int64)
-            step = tf.function(model.train_step, autograph=False)
-            step.get_concrete_function(Part(number, number, spec))
+    if world.get_size() > 1:
+        number = tf.TensorSpec((), tf.int64)
+        spec = Part(number, number, spec)
+    tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
 def start_from_master(model: keras.Model) -> None:
     """Gives every rank the master rank's variables of a model and its optimizers."""
-    variables = [*model.variables, *_optimizer_variables(model)]
-    check_same(
-        # Not their names: Keras numbers layers by how many a rank has made before.
-        [f"{variable.dtype} {tuple(variable.shape)}" for variable in variables],
-        "the variables of the model and its optimizer",
-    )
-    values = [np.array(variable) for variable in variables]
-    buffers.broadcast_arrays(values, world.communicator("control"), world.get_master_rank())
+    _take([*model.variables, *_optimizer_variables(model)])
     if world.is_master_rank():
         return
-    for variable, value in zip(variables, values, strict=True):
-        if is_seed(variable):
-            value = seed_of_rank(value, world.get_rank())
-        variable.assign(value)
     for layer in internals.flat_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # it computes with what it once made of its variables
+
+
+def _take(variables: Sequence[Any]) -> None:
+    """Gives every rank the master rank's values."""
+    kinds = [(v.dtype.name, tuple(v.shape)) for v in map(internals.tf_variable, variables)]
+    check_same(
+        # Not their names: Keras numbers layers by how many a rank has made before.
+        [f"{dtype} {shape}" for dtype, shape in kinds],
+        "the variables of the model and its optimizer",
+    )
+    values = [_value(variable) for variable in variables]
+    buffers.broadcast_arrays(values, world.communicator("control"), world.get_master_rank())
+    if not world.is_master_rank():
+        for variable, value in zip(variables, values, strict=True):
+            _set(variable, value, world.get_rank())
+
+
+def _value(variable: Any) -> np.ndarray:
+    return np.array(internals.tf_variable(variable))
+
+
+def _set(variable: Any, value: np.ndarray, rank: int) -> None:
+    """Gives a variable the master's value; a seed, one for this rank."""
+    if is_seed(variable):
+        value = seed_of_rank(value, rank)
+    internals.tf_variable(variable).assign(value)
 
 
 def _optimizer_variables(model: keras.Model) -> list[Any]:
