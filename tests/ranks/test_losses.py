@@ -377,3 +377,18 @@ def test_own_function_that_steps_of_training_and_evaluation_call(loss: str) -> N
             batches(classification_data()[0], targets, batch_size=5), verbose=0, return_dict=True
         ),
     )
+
+
+@pytest.mark.parametrize("divisor", ["rows", "entries"])
+def test_sum_divided_by_a_number_of_samples_that_is_known_in_advance(divisor: str) -> None:
+    def loss(y: Any, p: Any) -> Any:
+        entries = p.shape[0] if divisor == "rows" else p.shape[0] * p.shape[1]
+        return tf.reduce_sum((y - p) ** 2) / entries
+
+    targets = np.tile(_weights()[:, np.newaxis], 3)
+    data = tf.data.Dataset.from_tensor_slices((classification_data()[0], targets))
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: {"optimizer": keras.optimizers.SGD(0.05), "loss": loss},
+        lambda: {"x": data.batch(5, drop_remainder=True)},
+    )

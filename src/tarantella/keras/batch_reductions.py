@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.functions import CALLS, called_graph
@@ -135,10 +136,19 @@ class BatchGraph:
 
     def is_batched(self, tensor: tf.Tensor) -> bool:
         """Whether the first axis of a tensor is that of the samples, as far as shapes tell."""
-        if not tensor.shape.rank:
+        if not tensor.shape.rank or not self._is_size_of_rows(tensor.shape[0]):
             return False
-        rows = tensor.shape[0]
-        return rows is None or any(size is not None and rows == size for size in self._rows)
+        if tensor.shape[0] is None or _is_eager(tensor) or not tensor.op.inputs:
+            return True
+        # That two sizes are equal may be by chance: it has to be computed from something batched.
+        sizes = [size for argument in tensor.op.inputs for size in _sizes(argument)]
+        return any(map(self._is_size_of_rows, sizes))
+
+    def _is_size_of_rows(self, size: int | None) -> bool:
+        if size is None:
+            return True
+        known = [rows for rows in self._rows if rows]
+        return any(size == rows or (rows > 1 and size and size % rows == 0) for rows in known)
 
     def is_fixed(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known to be the same on all ranks."""
@@ -172,7 +182,24 @@ class BatchGraph:
         kinds = [self._visit(argument, formula, seen) for argument in operation.inputs]
         if operation not in formula.operations:
             formula.operations.append(operation)
-        return _combined(operation, kinds)
+        kind = _combined(operation, kinds)
+        if kind is Kind.SUM and self._divides_by_rows(operation):
+            return Kind.MEAN
+        return kind
+
+    def _divides_by_rows(self, operation: tf.Operation) -> bool:
+        """Whether a sum is divided by the number of its entries, which is known in advance."""
+        if operation.type not in _DIVIDE:
+            return False
+        total, divisor = operation.inputs
+        while total.op.type in ("Cast", "Identity"):
+            total = total.op.inputs[0]
+        entries = total.op.inputs[0].shape.num_elements() if total.op.type == "Sum" else None
+        return self.is_number_of_rows(divisor) or _is_constant(divisor, entries)
+
+    def is_number_of_rows(self, value: Any) -> bool:
+        """Whether a value is the number of samples, where that is known in advance."""
+        return any(_is_constant(value, rows) for rows in self._rows)
 
     def _kind_of_result(self, result: tf.Tensor) -> Kind | None:
         """What a function returns, if that is simple."""
@@ -238,6 +265,26 @@ def _combined(operation: tf.Operation, kinds: Sequence[Kind]) -> Kind:
     if name in _DIVIDE and list(kinds) == [Kind.SUM, Kind.ROWS]:
         return Kind.MEAN
     return Kind.OTHER
+
+
+def _is_constant(value: Any, number: int | None) -> bool:
+    static = _static_value(value)
+    return number is not None and static is not None and bool(np.all(static == number))
+
+
+def _static_value(value: Any) -> Any:
+    """The value of a tensor, or of a number, if it is known in advance."""
+    if not isinstance(value, tf.Tensor):
+        return value
+    static = tf.get_static_value(value)
+    if static is not None or _is_eager(value):
+        return static
+    if value.op.type in ("Cast", "Identity"):
+        return _static_value(value.op.inputs[0])
+    if value.op.type == "StridedSlice" and value.shape.rank == 0:
+        whole, begin = (_static_value(argument) for argument in value.op.inputs[:2])
+        return None if whole is None or begin is None else whole[int(begin[0])]
+    return None
 
 
 def _size_along_axis(operation: tf.Operation) -> tuple[tf.Tensor, int] | None:
@@ -355,3 +402,8 @@ def depends_on_samples() -> Callable[[tf.Tensor], bool]:
     That is variables, constants, and sizes of axes other than the first.
     """
     return _Search(_reads_data).finds
+
+
+def _sizes(tensor: tf.Tensor) -> list[int | None]:
+    """The sizes of a tensor along its axes; of no axis, if not even their number is known."""
+    return [] if tensor.shape.rank is None else list(tensor.shape)

@@ -410,6 +410,8 @@ class Step:
 
     def _is_fixed(self, weight: Any) -> bool:
         """Whether a weight has nothing to do with this rank's samples, as far as can be known."""
+        if self._graph.is_number_of_rows(weight):
+            return False
         return not isinstance(weight, tf.Tensor) or self._graph.is_fixed(weight)
 
     def _wrap_result(self, result: Callable[..., Any]) -> Callable[..., Any]:
