@@ -88,6 +88,30 @@ def test_training_again_after_a_step_that_has_failed(eager: bool) -> None:
     assert_runs_as_in_keras(run)
 
 
+@pytest.mark.ranks(1, 2)
+def test_a_step_that_one_model_is_given() -> None:
+    def run(wrap: Wrap) -> Any:
+        model = wrap(small_model())
+        model.compile(**CLASSIFICATION, run_eagerly=True)
+        history = _fit(model)
+
+        def train_step(data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = 2 * model.compute_loss(x, y, model(x))
+            variables = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"twice": loss}
+
+        evaluated = model.test_step
+        model.train_step = train_step
+        model.test_step = lambda data: {"again": evaluated(data)["loss"]}
+        model.make_train_function(force=True)
+        return history, _fit(model, validation_data=(X, Y)), _weights(model)
+
+    assert_runs_as_in_keras(run)
+
+
 def test_two_models_of_the_same_layers_in_alternation() -> None:
     def run(wrap: Wrap) -> Any:
         generator = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activation="tanh")])

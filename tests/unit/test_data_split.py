@@ -244,6 +244,10 @@ BATCHES: dict[str, Transformation] = {
 }
 
 names = st.sampled_from
+# What is of interest together, and would rarely be so by chance.
+_OFTEN = names(["map", "shuffle", "reshuffle", "repeat", "loop", "cache"])
+# Behind these, a look at the first batch begins as many passes as TensorFlow happens to read ahead.
+_BEGUN_LATER = {"repeat", "for_ever", "concatenate", "cache", "loop", "interleave", "flat_map"}
 
 
 # TNT_EXAMPLES=3000 looks for more than there is time for in each run of the tests.
@@ -251,7 +255,7 @@ _examples = int(os.environ.get("TNT_EXAMPLES", "0"))
 
 
 @settings(
-    max_examples=_examples or 50,
+    max_examples=_examples or 40,
     deadline=None,
     derandomize=not _examples,
     database=None,
@@ -259,7 +263,7 @@ _examples = int(os.environ.get("TNT_EXAMPLES", "0"))
 )
 @given(
     source=names(sorted(SOURCES)),
-    elements=st.lists(names(sorted(ELEMENTS)), max_size=4),
+    elements=st.lists(_OFTEN | names(sorted(ELEMENTS)), max_size=4),
     batching=names(sorted(_batchings(1, False))),
     batch_size=st.integers(1, 7),
     drop=st.booleans(),
@@ -279,6 +283,7 @@ def test_parts_of_any_chain_are_its_batches(
     epochs: int,
     peek: str,
 ) -> None:
+    assume(peek != "first" or _BEGUN_LATER.isdisjoint([*elements, *batches]))
     # TensorFlow itself cannot iterate over such a dataset (2.21: incompatible shapes).
     assume("concatenate" not in itertools.dropwhile(lambda name: name != "sample_from", batches))
 

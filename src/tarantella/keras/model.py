@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
+from types import MethodType
 from typing import Any
 
 import keras
@@ -59,6 +60,32 @@ class ParallelStrategy(Enum):
     ALL = "all"
 
 
+class _Replaceable:
+    """A step that stays around one that the user gives a model, as in `model.train_step = step`.
+
+    On whole batches it is the step of the class, which the user's may call.
+    """
+
+    def __init__(self, step: Callable[[Any, Any], Any]) -> None:
+        self._step = step
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        if model is None:
+            return self._step
+        if world.get_size() == 1 and self._name in vars(model):
+            return vars(model)[self._name]
+        return MethodType(self._step, model)
+
+    def __set__(self, model: Any, step: Any) -> None:
+        vars(model)[self._name] = step
+
+    def __delete__(self, model: Any) -> None:
+        del vars(model)[self._name]
+
+
 class RankSteps(StopsTogether, keras.Model):
     """What a model does differently on several ranks, around what its own class does.
 
@@ -74,9 +101,11 @@ class RankSteps(StopsTogether, keras.Model):
     _tnt_new_variables: state.NewVariables
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
+    @_Replaceable
     def train_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().train_step(data)
+        step_on = vars(self).get("train_step", super().train_step)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("train"))
         with (
@@ -84,30 +113,34 @@ class RankSteps(StopsTogether, keras.Model):
             self._compiled_calls(self._can_be_compiled()),
             step.running(),
         ):
-            logs = step.global_logs(super().train_step(data.data))
+            logs = step.global_logs(step_on(data.data))
         self._tnt_advice.layers_used_own_parts(
             normalization.local_layers(self, step.layer_state.written)
         )
         return logs
 
+    @_Replaceable
     def test_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().test_step(data)
+        step_on = vars(self).get("test_step", super().test_step)
         end_phase("input", data.data)
         step = Step(self, data, shares_logs=self._shares_logs("test"))
         with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
-            logs = step.global_logs(super().test_step(data.data))
+            logs = step.global_logs(step_on(data.data))
         end_phase("evaluation", logs)
         return logs
 
+    @_Replaceable
     def predict_step(self, data: Any) -> Any:
         if not isinstance(data, Part):
             return super().predict_step(data)
+        step_on = vars(self).get("predict_step", super().predict_step)
         end_phase("input", data.data)
         layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
         with self._tnt_new_variables.shared(self), self._compiled_calls():
             with layer_state.recorded():
-                outputs = super().predict_step(data.data)
+                outputs = step_on(data.data)
             layer_state.combine(trained=False)
         end_phase("prediction", outputs)
         return prediction.own_rows(outputs, data.count)
@@ -138,10 +171,10 @@ class RankSteps(StopsTogether, keras.Model):
 
     @property
     def _uses_logs(self) -> bool:
-        """Whether a method of the user's class might use what metrics have to say in a step."""
+        """Whether a method of the user's might use what metrics have to say in a step."""
         plain = self._tnt_plain_class
         return any(
-            getattr(plain, name) is not getattr(keras.Model, name)
+            getattr(plain, name) is not getattr(keras.Model, name) or name in vars(self)
             for name in (
                 "train_step",
                 "test_step",
