@@ -274,3 +274,12 @@ def test_datasets_are_not_kept_alive() -> None:
     del dataset
     gc.collect()
     assert kept() is None
+
+
+def test_clone_of_a_compiled_model_is_compiled() -> None:
+    model = tnt.Model(small_model())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    clone = keras.models.clone_model(model)
+    x, y = classification_data()
+    clone.fit(x, y, batch_size=4, verbose=0)
+    assert clone.optimizer is not model.optimizer

@@ -818,6 +818,14 @@ class Model(keras.Model):
         super().compile(*args, **kwargs)
         self._tnt_started = False
 
+    def compile_from_config(self, config: Any) -> None:
+        if self._tnt_plain_class.compile is not keras.Model.compile:
+            super().compile_from_config(config)  # which says that it cannot
+            return
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def set_weights(self, weights: Any) -> None:
         super().set_weights(weights)
         self._tnt_started = False
