@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def assert_parts_are_batches(
         for dataset in (plain, *everyones):
             PEEKS[peek](dataset)
         splits = splits or [split(one, rank, size) for rank, one in enumerate(everyones)]
+        structures = [splits[0].parts.element_spec.data, plain.element_spec]
+        assert len({repr(tf.nest.map_structure(type, one)) for one in structures}) == 1
         assert _epoch_together(splits) == [_leaves(batch) for batch in plain]
 
 
@@ -314,6 +317,26 @@ def test_parts_of(name: str, drop: bool) -> None:
 @pytest.mark.parametrize("name", BATCHES)
 def test_parts_before(name: str) -> None:
     assert_parts_are_batches(lambda: BATCHES[name](_range(14).map(_add_one).batch(4)), 3)
+
+
+def _named(i: Any, j: Any) -> dict[str, Any]:
+    return {"b": i, "a": (j,)}
+
+
+def test_parts_behind_a_map_from_one_kind_of_dictionary_to_another() -> None:
+    ordered = OrderedDict([("b", [1, 2, 3]), ("a", [4, 5, 6])])
+    dataset = tf.data.Dataset.from_tensor_slices(ordered)
+    assert_parts_are_batches(lambda: dataset.batch(2).map(dict), 2)
+    assert_parts_are_batches(lambda: dataset.map(dict).map(lambda element: element).batch(2), 2)
+
+
+@pytest.mark.parametrize("of_batches", [False, True])
+def test_parts_behind_a_map_that_changes_the_structure_only(of_batches: bool) -> None:
+    def make() -> tf.data.Dataset:
+        dataset = tf.data.Dataset.zip((_range(14).map(_add_one), _range(14)))
+        return dataset.batch(4).map(_named) if of_batches else dataset.map(_named).batch(4)
+
+    assert_parts_are_batches(make, 3)
 
 
 # Transformations that become neighbours must not be fused where the user's would not have been

@@ -187,12 +187,13 @@ def _lift(dataset: tf.data.Dataset, settled: bool = True) -> _Lifted:
     if isinstance(dataset, pipeline.Zip):
         return _lift_zip(dataset)
     if isinstance(dataset, pipeline.Map):
-        if pipeline.is_identity(dataset):
-            return _lift_source(dataset, settled)
         (function,) = pipeline.functions(dataset)
+        stage = _Map(function, pipeline.parallel_calls(dataset))
+        if pipeline.is_identity(dataset):  # in all but the structure of the elements
+            lifted = _lift_source(dataset, settled)
+            return replace(lifted, stages=(*lifted.stages, stage))
         if pipeline.changes_state(function):  # it counts samples, say, and must see them all
             return _Lifted(dataset)
-        stage = _Map(function, pipeline.parallel_calls(dataset))
         return _lift_source(dataset, settled).and_then(stage)
     if isinstance(dataset, _PICKS) and order.keeps_order(dataset):
         lifted = _lift_source(dataset, settled=False)
@@ -394,7 +395,9 @@ class _Splitter:
     def _of_map(self, dataset: Any) -> Split:
         """What a `map` makes of batches, made of parts if it does not mix their rows."""
         (source,) = pipeline.sources(dataset)
-        if pipeline.is_identity(dataset):
+        # To Keras an OrderedDict is not the dict that it is equal to.
+        is_alike = repr(source.element_spec) == repr(dataset.element_spec)
+        if is_alike and pipeline.is_identity(dataset):
             return self.of_batches(source)
         function = pipeline.for_any_batch_size(dataset)
         if function is None:
