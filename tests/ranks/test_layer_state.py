@@ -332,6 +332,9 @@ class WritesVariables(keras.Model):
         self.dense = keras.layers.Dense(1)
         self.written = keras.Variable(np.zeros(3))
         self.average = keras.Variable(np.zeros((3, 1)))
+        self.clipped = keras.Variable(np.zeros(3), trainable=False)
+        self.sums = keras.Variable(np.zeros(3), trainable=False)
+        self.samples = keras.Variable(0, dtype="int64", trainable=False)
         self.tracker = keras.metrics.Mean(name="written")
         self.weighted = keras.metrics.Mean(name="weighted")
 
@@ -350,6 +353,9 @@ class WritesVariables(keras.Model):
         self.weighted.update_state(loss, sample_weight=2.0)
         self.weighted.update_state(loss, sample_weight=keras.ops.shape(x)[0])
         self.written.assign(keras.ops.mean(x, axis=0))
+        self.clipped.assign(keras.ops.maximum(self.clipped + keras.ops.mean(x, axis=0), 0))
+        self.sums.assign(0.9 * self.sums + 0.1 * keras.ops.sum(x, axis=0))
+        self.samples.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "int64"))
         return {"written": self.tracker.result(), "weighted": self.weighted.result()}
 
     @property
@@ -357,7 +363,7 @@ class WritesVariables(keras.Model):
         return [self.tracker, self.weighted]
 
 
-def test_trainable_variables_that_a_step_writes_and_metrics_of_numbers() -> None:
+def test_variables_that_a_step_writes_and_metrics_of_numbers() -> None:
     x = np.random.default_rng(4).normal(size=(13, 3))
     assert_trains_as_in_keras(
         WritesVariables, lambda: {"optimizer": "sgd"}, lambda: {"x": batches(x, x[:, :1])}

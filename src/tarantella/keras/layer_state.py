@@ -7,7 +7,8 @@ a callback need nothing special. Weights that no layer writes, such as frozen on
 
 What a variable becomes goes by its `aggregation`, as Keras means it:
 
-- "none" and "mean": the mean over the ranks, each with as many samples as it had;
+- "none" and "mean": the mean over the ranks, each with as many samples as it had; or what its
+  formula gives for the global batch, where a graph shows that it is no mean but, say, a sum;
 - "sum": what it was before the step and the changes of all ranks;
 - "only_first_replica", and numbers that are no fractions: the master's, which always has samples.
 """
@@ -42,15 +43,22 @@ class LayerState:
         model: The model.
         part: The data.
         is_fixed: Tells whether a tensor is known to be the same on all ranks.
+        over_ranks: Returns what a tensor is over the samples of all ranks, if that is not the
+            mean of the ranks' and can be known; otherwise the tensor.
     """
 
     def __init__(
-        self, model: keras.Model, part: Part, is_fixed: Callable[[tf.Tensor], bool]
+        self,
+        model: keras.Model,
+        part: Part,
+        is_fixed: Callable[[tf.Tensor], bool],
+        over_ranks: Callable[[tf.Tensor], tf.Tensor] = lambda value: value,
     ) -> None:
         _check_stateful_layers(model, part)
         self._model = model
         self._part = part
         self._is_fixed = is_fixed
+        self._over_ranks = over_ranks
         self._has_samples = part.count > 0
         self._written: dict[int, Any] = {}
         self._records = True
@@ -75,16 +83,22 @@ class LayerState:
         @wraps(assign)
         def recorded_assign(variable: Any, value: Any) -> Any:
             if self._records and not internals.in_stateless_scope():
-                self._record(variable, value)
+                value = self._record(variable, value)
             return assign(variable, value)
 
         return recorded_assign
 
-    def _record(self, variable: Any, value: Any) -> None:
+    def _record(self, variable: Any, value: Any) -> Any:
+        """Notes that a variable is written, and returns what to write."""
         # What a step makes of weights alone, as their moving averages, needs no combining.
         is_tensor = isinstance(value, tf.Tensor)
-        if not (variable.trainable and (not is_tensor or self._is_fixed(value))):
-            self._written[id(variable)] = variable
+        if variable.trainable and (not is_tensor or self._is_fixed(value)):
+            return value
+        self._written[id(variable)] = variable
+        is_of_model = any(variable is one for one in self._variables())
+        if is_tensor and is_of_model and variable.aggregation in ("none", "mean"):
+            return self._over_ranks(value)
+        return value
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

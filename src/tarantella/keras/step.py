@@ -77,7 +77,7 @@ class Step:
         self._graph = BatchGraph.of(part.data)
         self._global_numbers: list[tf.Tensor] = []
         self._moments = GlobalMoments(lambda: self.share, lambda: bool(self._weighted_for))
-        self.layer_state = LayerState(model, part, self._graph.is_fixed)
+        self.layer_state = LayerState(model, part, self._graph.is_fixed, self._state_over_ranks)
 
     @property
     def share(self) -> tf.Tensor:
@@ -234,6 +234,15 @@ class Step:
                 factor = factors.get(id(leaf), tf.ones((), tf.float64))
                 terms.append((leaf.tensor, slope * tf.cast(factor, slope.dtype)))
         return value, terms
+
+    def _state_over_ranks(self, value: tf.Tensor) -> tf.Tensor:
+        """What a layer's state would be after a step with the global batch; a mean can wait."""
+        if _current_graph() is None or not self._share.is_of_current_graph():
+            return value  # in a branch, say, that not all ranks may take
+        formula = self._graph.formula(value) if value.shape.is_fully_defined() else None
+        if formula is None or formula.kind not in (Kind.SUM, Kind.OTHER):
+            return value
+        return self._over_ranks(formula)[0]
 
     def _weight(self, leaf: Leaf) -> tf.Tensor:
         """With what a mean or sum of this rank goes into that of all."""
@@ -472,8 +481,11 @@ class Share:
         self._graph = _current_graph()
         _share_of_step().assign(value)
 
+    def is_of_current_graph(self) -> bool:
+        return _current_graph() is self._graph
+
     def value(self) -> tf.Tensor:
-        if _current_graph() is self._graph:
+        if self.is_of_current_graph():
             return self._value
         return tf.convert_to_tensor(_share_of_step())
 
