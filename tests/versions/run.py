@@ -31,19 +31,23 @@ QUICK_START = ("-n", "2", "--no-gpu", "--", "examples/lenet5.py")
 INSIDE = ("tests/unit/test_keras_internals.py", "tests/unit/test_data_pipeline.py")
 AREAS = ("losses", "metrics", "optimizers", "models", "kinds_of_data", "callbacks", "saving")
 ALL = (*INSIDE, *(f"tests/ranks/test_{area}.py" for area in (*AREAS, "batch_normalization")))
-# A few of each area.
+# A few of each area, with what reaches deepest into Keras.
 SMOKE = (
     *INSIDE,
-    "tests/ranks/test_losses.py::test_several_outputs_with_their_own_reductions",
+    "tests/ranks/test_losses.py::test_several_outputs_with_their_own_reductions[with_sum-2-ranks]",
     "tests/ranks/test_losses.py::test_activity_regularizers",
     "tests/ranks/test_losses.py::test_class_weight",
     "tests/ranks/test_metrics.py::test_metrics_while_training",
-    "tests/ranks/test_optimizers.py::test_optimizer_option_gives_the_serial_result",
+    *(
+        f"tests/ranks/test_optimizers.py::test_optimizer_option_gives_the_serial_result[{option}]"
+        for option in ("ema-2-ranks", "accumulation-2-ranks", "loss_scale-2-ranks")
+    ),
     "tests/ranks/test_models.py::test_subclassed",
     "tests/ranks/test_callbacks.py::test_all_events_with_the_logs_of_the_global_batch",
-    "tests/ranks/test_callbacks.py::test_backup_and_restore",
-    "tests/ranks/test_saving.py::test_content_is_that_of_plain_keras",
-    "tests/ranks/test_batch_normalization.py::test_models",
+    "tests/ranks/test_callbacks.py::test_backup_and_restore[options0-2-ranks]",
+    "tests/ranks/test_saving.py::test_content_is_that_of_plain_keras[functional-True-2-ranks]",
+    "tests/ranks/test_batch_normalization.py::test_models[own_step-2-ranks]",
+    "tests/ranks/test_batch_normalization.py::test_models[nested-2-ranks]",
 )
 ON_TWO_RANKS = ("-m", "not long", "-k", "2-ranks or unit")
 
