@@ -132,15 +132,22 @@ def make_environment(environment: Path, pair: Pair, python: str, packages: Seque
     # Of TensorFlow's many files only a few are loaded, and only these are compiled, by Python.
     pip += ["--quiet", "--disable-pip-version-check", "--no-compile"]
     pins = environment / "constraints.txt"
-    pins.write_text("".join(f"{line}\n" for line in pinned(packages)))
+    pins.write_text("".join(f"{line}\n" for line in pinned(pair, packages)))
     versions = (f"{TENSORFLOW}=={pair.tensorflow}", f"keras=={pair.keras}")
     subprocess.check_call([*pip, "--constraint", str(pins), *versions, *packages])
     subprocess.check_call([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
 
 
-def pinned(packages: Sequence[str]) -> list[str]:
-    """The lines of constraints.txt for these packages; of others, TensorFlow says what it needs."""
+def pinned(pair: Pair, packages: Sequence[str]) -> list[str]:
+    """The lines of constraints.txt that hold for a pair.
+
+    All of them, if it is a pair of that file; otherwise those of packages that we ask for, and
+    TensorFlow and Keras say what they need of others.
+    """
     lines = (ROOT / "constraints.txt").read_text().splitlines()
+    keras = any(line.partition(";")[0] == f"keras=={pair.keras}" for line in lines)
+    if keras and f"tensorflow=={pair.tensorflow}" in lines:
+        return lines
     return [line for line in lines if line.partition("==")[0] in packages]
 
 
