@@ -28,22 +28,26 @@ PACKAGES = ("mpi4py", "mpich", "pytest", "pyyaml", "scikit-learn", "setuptools")
 PACKAGES_OF_ALL = (*PACKAGES, "hypothesis", "pandas", "requests")
 
 QUICK_START = ("-n", "2", "--no-gpu", "--", "examples/lenet5.py")
-INSIDE = ("tests/unit/test_keras_internals.py", "tests/unit/test_data_pipeline.py")
+INSIDE = ("tests/unit/test_data_pipeline.py", "tests/unit/test_keras_internals.py")
 AREAS = ("losses", "metrics", "optimizers", "models", "kinds_of_data", "callbacks", "saving")
 ALL = (*INSIDE, *(f"tests/ranks/test_{area}.py" for area in (*AREAS, "batch_normalization")))
-# A few of each area.
+# A few of each area, with what reaches deepest into Keras.
 SMOKE = (
     *INSIDE,
-    "tests/ranks/test_losses.py::test_several_outputs_with_their_own_reductions",
+    "tests/ranks/test_losses.py::test_several_outputs_with_their_own_reductions[with_sum-2-ranks]",
     "tests/ranks/test_losses.py::test_activity_regularizers",
     "tests/ranks/test_losses.py::test_class_weight",
     "tests/ranks/test_metrics.py::test_metrics_while_training",
-    "tests/ranks/test_optimizers.py::test_optimizer_option_gives_the_serial_result",
+    *(
+        f"tests/ranks/test_optimizers.py::test_optimizer_option_gives_the_serial_result[{option}]"
+        for option in ("ema-2-ranks", "accumulation-2-ranks", "loss_scale-2-ranks")
+    ),
     "tests/ranks/test_models.py::test_subclassed",
     "tests/ranks/test_callbacks.py::test_all_events_with_the_logs_of_the_global_batch",
-    "tests/ranks/test_callbacks.py::test_backup_and_restore",
-    "tests/ranks/test_saving.py::test_content_is_that_of_plain_keras",
-    "tests/ranks/test_batch_normalization.py::test_models",
+    "tests/ranks/test_callbacks.py::test_backup_and_restore[options0-2-ranks]",
+    "tests/ranks/test_saving.py::test_content_is_that_of_plain_keras[functional-True-2-ranks]",
+    "tests/ranks/test_batch_normalization.py::test_models[own_step-2-ranks]",
+    "tests/ranks/test_batch_normalization.py::test_models[nested-2-ranks]",
 )
 ON_TWO_RANKS = ("-m", "not long", "-k", "2-ranks or unit")
 
@@ -128,15 +132,22 @@ def make_environment(environment: Path, pair: Pair, python: str, packages: Seque
     # Of TensorFlow's many files only a few are loaded, and only these are compiled, by Python.
     pip += ["--quiet", "--disable-pip-version-check", "--no-compile"]
     pins = environment / "constraints.txt"
-    pins.write_text("".join(f"{line}\n" for line in pinned(packages)))
+    pins.write_text("".join(f"{line}\n" for line in pinned(pair, packages)))
     versions = (f"{TENSORFLOW}=={pair.tensorflow}", f"keras=={pair.keras}")
     subprocess.check_call([*pip, "--constraint", str(pins), *versions, *packages])
     subprocess.check_call([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
 
 
-def pinned(packages: Sequence[str]) -> list[str]:
-    """The lines of constraints.txt for these packages; of others, TensorFlow says what it needs."""
+def pinned(pair: Pair, packages: Sequence[str]) -> list[str]:
+    """The lines of constraints.txt that hold for a pair.
+
+    All of them, if it is a pair of that file; otherwise those of packages that we ask for, and
+    TensorFlow and Keras say what they need of others.
+    """
     lines = (ROOT / "constraints.txt").read_text().splitlines()
+    keras = any(line.partition(";")[0] == f"keras=={pair.keras}" for line in lines)
+    if keras and f"tensorflow=={pair.tensorflow}" in lines:
+        return lines
     return [line for line in lines if line.partition("==")[0] in packages]
 
 
