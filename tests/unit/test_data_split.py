@@ -274,7 +274,7 @@ _examples = int(os.environ.get("TNT_EXAMPLES", "0"))
 
 
 @settings(
-    max_examples=_examples or 40,
+    max_examples=_examples or 30,
     deadline=None,
     derandomize=not _examples,
     database=None,
