@@ -120,6 +120,14 @@ def test_a_global_seed_is_a_seed() -> None:
     assert with_common_order(dataset) is dataset
 
 
+def test_an_interleave_whose_order_counts_is_left_alone() -> None:
+    for deterministic in (None, True):
+        dataset = tf.data.Dataset.range(5).interleave(
+            tf.data.Dataset.from_tensors, 2, num_parallel_calls=2, deterministic=deterministic
+        )
+        assert with_common_order(dataset) is dataset
+
+
 def test_each_epoch_has_an_order_of_its_own() -> None:
     fixed = with_common_order(tf.data.Dataset.range(50).shuffle(50))
     assert _texts(fixed) != _texts(fixed)

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ def assert_parts_are_batches(
 
     Before each of them, also before the parts are made, user code may have a look at the data.
     """
-    plain, *everyones = (make() for _ in range(1 + size))
+    plain = make()
+    with _free_order():
+        everyones = [make() for _ in range(size)]
     splits: list[Split] = []
     for _ in range(epochs):
         for dataset in (plain, *everyones):
@@ -88,6 +91,18 @@ def assert_parts_are_batches(
         structures = [splits[0].parts.element_spec.data, plain.element_spec]
         assert len({repr(tf.nest.map_structure(type, one)) for one in structures}) == 1
         assert _epoch_together(splits) == [_leaves(batch) for batch in plain]
+
+
+_deterministic: bool | None = None
+
+
+@contextmanager
+def _free_order() -> Iterator[None]:
+    """Lets `_in_a_loop` leave the order to chance, which a rank must not."""
+    global _deterministic
+    _deterministic = False
+    yield
+    _deterministic = None
 
 
 PEEKS: dict[str, Callable[[tf.data.Dataset], Any]] = {
@@ -108,7 +123,11 @@ def _add_one(i: tf.Tensor) -> tf.Tensor:
 def _in_a_loop(ds: tf.data.Dataset) -> tf.data.Dataset:
     """Functions that refer to a variable of a loop, in a transformation that is made again."""
     for k in (1000, 2000):
-        ds = ds.interleave(lambda i: tf.data.Dataset.from_tensors(i + k), 2, num_parallel_calls=2)  # noqa: B023
+        ds = ds.map(
+            lambda i: i + k,  # noqa: B023
+            num_parallel_calls=2,
+            deterministic=_deterministic,
+        )
     return ds
 
 
@@ -258,7 +277,7 @@ _examples = int(os.environ.get("TNT_EXAMPLES", "0"))
 
 
 @settings(
-    max_examples=_examples or 40,
+    max_examples=_examples or 30,
     deadline=None,
     derandomize=not _examples,
     database=None,
@@ -286,6 +305,8 @@ def test_parts_of_any_chain_are_its_batches(
     epochs: int,
     peek: str,
 ) -> None:
+    # What leaves its order to chance is cached in any order.
+    assume(peek == "none" or "loop" not in elements)
     assume(peek != "first" or _BEGUN_LATER.isdisjoint([*elements, *batches]))
     # TensorFlow itself cannot iterate over such a dataset (2.21: incompatible shapes).
     assume("concatenate" not in itertools.dropwhile(lambda name: name != "sample_from", batches))

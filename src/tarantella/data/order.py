@@ -172,8 +172,10 @@ def _is_free(dataset: tf.data.Dataset) -> bool:
     """Whether a transformation leaves the order, or what it draws, to chance."""
     if isinstance(dataset, (pipeline.Shuffle, pipeline.Random)):
         return pipeline.is_free(dataset)
-    if isinstance(dataset, pipeline.ParallelInterleave):
-        return True  # it may well do; it does not say
+    if isinstance(dataset, pipeline.ParallelInterleave) and not (
+        pipeline.has_light_input(dataset) and pipeline.says_in_order(dataset)
+    ):
+        return True
     return getattr(dataset, "_deterministic", None) == "false" or any(
         _draws_freely(dataset, function) for function in pipeline.functions(dataset)
     )

@@ -595,22 +595,34 @@ def _own_seed_generator(shuffle: Any, seeds: tuple[Any, Any]) -> tf.Tensor:
     return handle
 
 
-def _resource(dataset: Any) -> tf.Tensor:
-    """The resource that a dataset has made for itself, found in its graph as TensorFlow writes it.
+def says_in_order(interleaved: tf.data.Dataset) -> bool:
+    """Whether a parallel `interleave` was not told that its order does not matter."""
+    attributes = vars(interleaved)
+    if "_tnt_in_order" not in attributes:
+        node, _ = _written(interleaved)
+        attributes["_tnt_in_order"] = node.attr["deterministic"].s != b"false"
+    return bool(attributes["_tnt_in_order"])
 
-    It is the last argument of the operation.
-    """
+
+def _resource(dataset: Any) -> tf.Tensor:
+    """The resource that a dataset has made for itself, the last argument of its operation."""
     attributes = vars(dataset)
     if "_tnt_resource" not in attributes:
-        written = gen_dataset_ops.dataset_to_graph_v2(
-            dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True
-        )
-        definition = GraphDef.FromString(written.numpy())
-        by_name = {node.name: node for node in definition.node}
-        (result,) = (node for node in definition.node if node.op == "_Retval")
-        attributes["_tnt_resource"] = _value(by_name[by_name[result.input[0]].input[-1]])
+        node, by_name = _written(dataset)
+        attributes["_tnt_resource"] = _value(by_name[node.input[-1]])
     handle: tf.Tensor = attributes["_tnt_resource"]
     return handle
+
+
+def _written(dataset: tf.data.Dataset) -> tuple[NodeDef, dict[str, NodeDef]]:
+    """The operation of a dataset, and all before it by name, as TensorFlow writes them out."""
+    written = gen_dataset_ops.dataset_to_graph_v2(
+        dataset._variant_tensor, external_state_policy=1, strip_device_assignment=True
+    )
+    definition = GraphDef.FromString(written.numpy())
+    by_name = {node.name: node for node in definition.node}
+    (result,) = (node for node in definition.node if node.op == "_Retval")
+    return by_name[result.input[0]], by_name
 
 
 def _value(constant: NodeDef) -> tf.Tensor:
