@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from tarantella.runtime import world
@@ -69,14 +68,14 @@ class Advice:
         """Numbers are taken as means, because without a graph nothing shows more."""
         self._tell_once(
             "With `run_eagerly=True`, a loss of your own that is a single number is taken as a "
-            "mean over the samples of a batch.",
-            level=logging.INFO,
+            "mean over the samples of a batch. If it is no mean, results differ from those of one "
+            "process; return one value for each sample instead."
         )
 
-    def _tell_once(self, message: str, *args: Any, level: int = logging.WARNING) -> None:
+    def _tell_once(self, message: str, *args: Any) -> None:
         if message not in self._told:
             self._told.add(message)
-            LOGGER.log(level, message, *args)
+            LOGGER.warning(message, *args)
 
 
 def _some(names: list[str]) -> str:

@@ -138,7 +138,7 @@ class Step:
             loss = reduce(values, sample_weight, mask, reduction, dtype)
             values = keras.ops.convert_to_tensor(values, dtype=dtype)
             if values.shape.rank == 0:  # reduced by the user's loss function already
-                return self.as_mean(loss)
+                return self.as_mean(loss, is_own_loss=True)
             if reduction in (None, "none"):
                 return loss
             if reduction == "sum":
@@ -160,7 +160,7 @@ class Step:
         self._graph.remember(number, Kind.MEAN)
         return number
 
-    def as_mean(self, number: Any) -> Any:
+    def as_mean(self, number: Any, is_own_loss: bool = False) -> Any:
         """A tensor that the user's code computed, made to count as a mean over samples does.
 
         With one entry for each sample it stands for their sum, as TensorFlow takes gradients and
@@ -168,7 +168,7 @@ class Step:
         """
         if not _is_float_tensor(number):
             return number
-        kind, formula = self._kind_of(number)
+        kind, formula = self._kind_of(number, is_own_loss)
         if kind is Kind.SUM:
             number = number * tf.cast(self._inflation, number.dtype)
         elif kind is Kind.OTHER and formula is not None:
@@ -185,14 +185,15 @@ class Step:
             return self._counted(total * tf.cast(self._inflation, total.dtype))
         return self.as_mean(total)
 
-    def _kind_of(self, number: tf.Tensor) -> tuple[Kind, Formula | None]:
+    def _kind_of(self, number: tf.Tensor, is_own_loss: bool = False) -> tuple[Kind, Formula | None]:
         known = self._graph.known_kind(number)
         if known is not None:
             return known, None
         if number.shape.rank and self._graph.is_batched(number):
             return Kind.SUM, None
         if isinstance(number, tf.__internal__.EagerTensor):
-            self._advice.number_of_eager_step()
+            if is_own_loss:
+                self._advice.number_of_eager_step()
             return Kind.MEAN, None
         formula = self._graph.formula(number)
         if formula is None:
@@ -325,7 +326,8 @@ class Step:
         if output_gradients is not None:
             given = tf.nest.flatten(output_gradients)
         kinds = [
-            self._kind_of(one) if _is_float_tensor(one) else (Kind.MEAN, None) for one in targets
+            self._kind_of(one, is_own_loss=True) if _is_float_tensor(one) else (Kind.MEAN, None)
+            for one in targets
         ]
         if not any(kind in (Kind.SUM, Kind.OTHER) for kind, _ in kinds):
             return target, output_gradients
