@@ -140,7 +140,7 @@ def parse_args() -> argparse.Namespace:
     )
     add("--lr_schedule", choices=KINDS, default="step", help="how the rate decays (default: step)")
     add("--sync_batch_norm", action="store_true", help="batch statistics are those of all ranks")
-    add("--strategy", choices=[s.value for s in tnt.ParallelStrategy], default="data")
+    add("--strategy", choices=["data", "all"], default="data")
     add("--shuffle_seed", type=at_least(0), default=42, help="of all that is random (default: 42)")
     add("--model_dir", type=Path, help="folder for checkpoints and TensorBoard's logs")
     add("--profile_dir", type=Path, help="folder for TensorBoard's profile of the second batch")

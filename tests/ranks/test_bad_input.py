@@ -38,7 +38,7 @@ ARGUMENTS = [
     ("-- folder", "folder is a directory"),
     ("--no-gup -- script.py", "--no-gup is not an option"),
     ("-n 0 -- script.py", "-n: '0'"),
-    ("-n 2 --hostfile hosts -- script.py", "--n-per-node"),
+    ("-n 2 --n-per-node 3 --hostfile hosts -- script.py", "--n-per-node"),
     ("--fusion-threshold much -- script.py", "--fusion-threshold: 'much'"),
     ("--hostfile missing -- script.py", "There is no hostfile missing"),
     ("--hostfile folder -- script.py", "folder cannot be read"),
