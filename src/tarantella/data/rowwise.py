@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tarantella.comm.functions import called_graph
+
 
 @dataclass(frozen=True)
 class Same:
@@ -259,10 +261,10 @@ def _either(op: tf.Operation, one: Kind, other: Kind) -> Kind:
 
 
 def _called(op: tf.Operation, attribute: str) -> Any:
-    function = op.graph._get_function(op.get_attr(attribute).name)
-    if function is None:
+    graph = called_graph(op, attribute)
+    if graph is None:
         raise _UnequalEffectsError(op.type)
-    return function.graph
+    return graph
 
 
 def _operations(graph: Any) -> Iterator[tf.Operation]:
