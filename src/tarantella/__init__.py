@@ -18,7 +18,7 @@ except VersionError:
     ending.install()  # shows the message, and no traceback
     raise
 
-from tarantella.runtime import devices, launcher, world
+from tarantella.runtime import devices, imports, launcher, world
 from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
 if TYPE_CHECKING:
@@ -95,3 +95,5 @@ world.start()
 if not launcher.is_command():
     versions.check()
 devices.configure()
+if get_size() > 1:
+    imports.when_imported("keras", lambda: import_module("tarantella.keras.shared_files").install())

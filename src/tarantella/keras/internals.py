@@ -6,6 +6,7 @@ One place, so that a new version of Keras breaks one file and its test
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -37,7 +38,7 @@ with versions.private_names("Keras"):
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
     from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-    from keras.src.utils import io_utils
+    from keras.src.utils import file_utils, io_utils
     from keras.src.utils.file_utils import is_remote_path
     from keras.src.utils.io_utils import ask_to_proceed_with_overwrite as may_overwrite
     from keras.src.utils.python_utils import is_default
@@ -62,6 +63,8 @@ with versions.private_names("Keras"):
         (api_export, "REGISTERED_OBJS_TO_NAMES"),
         (object_registration, "GLOBAL_CUSTOM_NAMES"),
         (io_utils, "print_msg"),
+        (file_utils, "get_file"),
+        (file_utils, "makedirs"),
     ):
         getattr(_owner, _name)
 
@@ -104,6 +107,7 @@ __all__ = [
     "set_keras_mask",
     "take_losses",
     "tf_variable",
+    "wrap_function",
     "wrapped_initialization",
     "wrapped_methods",
     "wrapped_reduction",
@@ -310,6 +314,21 @@ def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:
     if most_steps:
         steps = min(steps or most_steps, most_steps)
     return min(epochs, most_epochs or epochs), steps
+
+
+# Files
+
+
+def wrap_function(name: str, wrap: Callable[[Any], Any]) -> None:
+    """Wraps a function of `keras.utils.file_utils`, wherever Keras has imported it."""
+    plain = vars(file_utils)[name]
+    if hasattr(plain, "_tnt_wrapped"):
+        return
+    wrapped = wrap(plain)
+    wrapped._tnt_wrapped = plain
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is plain:
+            setattr(module, name, wrapped)
 
 
 # Saving
