@@ -6,11 +6,17 @@ when it is first used.
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tarantella.errors import VersionError
-from tarantella.runtime import ending, versions
+from tarantella.runtime import ending, launcher, versions
+
+if launcher.is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl+C ends the command at once until it is loaded, and handles signals itself: Python can
+    # lose a KeyboardInterrupt while it imports modules.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 try:
     versions.check_python()
@@ -18,7 +24,7 @@ except VersionError:
     ending.install()  # shows the message, and no traceback
     raise
 
-from tarantella.runtime import devices, imports, launcher, world
+from tarantella.runtime import devices, imports, world
 from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
 if TYPE_CHECKING:
