@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +66,20 @@ def test_one_rank_downloads_a_file_for_all(
     assert Path(path).read_bytes() == CONTENT
     tnt.barrier()
     assert server.requests == (1 if tnt.is_master_rank() else 0)
+
+
+def test_a_cache_on_a_file_system_without_locks(
+    server: SlowServer, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fcntl.flock
+
+    def refuse(file: Any, operation: int) -> None:
+        if Path(file.name).parent == shared_tmp_path:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        plain(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    test_one_rank_downloads_a_file_for_all(server, shared_tmp_path, monkeypatch)
 
 
 def test_datasets_of_keras_are_downloaded_by_one_rank() -> None:

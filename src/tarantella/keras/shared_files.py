@@ -52,16 +52,25 @@ def _if_it_is_not_there(makedirs: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    with _lock_file() as file:  # closing it unlocks it, as does the end of the process
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked_file():  # closing it unlocks it, as does the end of the process
         yield
 
 
-def _lock_file() -> IO[bytes]:
-    """A file that ranks on all hosts share if they share Keras's cache."""
+def _locked_file() -> IO[bytes]:
+    """A locked file that ranks on all hosts share if they share Keras's cache."""
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / ".tarantella.lock").open("ab")
-    except OSError:  # Keras then uses a folder of the host as well
-        return Path(tempfile.gettempdir(), f"tarantella-{os.getuid()}.lock").open("ab")
+        return _locked(folder / ".tarantella.lock")
+    except OSError:  # it cannot be written, or its file system knows no locks: one of the host
+        return _locked(Path(tempfile.gettempdir(), f"tarantella-{os.getuid()}.lock"))
+
+
+def _locked(path: Path) -> IO[bytes]:
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        file.close()
+        raise
+    return file
