@@ -161,7 +161,7 @@ def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
 
     import tarantella as tnt
     from tarantella.data import order, split
-    from tarantella.keras import feed
+    from tarantella.keras import adapter
 
     def cut(dataset: Any, rank: int, size: int) -> Any:
         return split.cut(order.with_common_order(dataset), rank, size)
@@ -182,7 +182,7 @@ def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
     rates = {"ranks": rate(model, IMAGE_BATCH)}
     if tnt.get_size() > 1:
         rates["limit"] = rate(plain, IMAGE_BATCH // tnt.get_size())
-        with patch.object(feed, "split", cut):
+        with patch.object(adapter, "split", cut):
             rates["cut"] = rate(model, IMAGE_BATCH)
     return rates
 
@@ -270,24 +270,24 @@ class Feeds:
     def _part(x: Any, y: Any) -> Any:
         import tensorflow as tf
 
-        from tarantella.data.parts import Part
+        from tarantella.data.micro_batch import MicroBatch
 
         own, total = (tf.constant(n, tf.int64) for n in (SAMPLE_BATCH // RANKS, SAMPLE_BATCH))
-        return Part(own, total, (x, y))
+        return MicroBatch(own, total, (x, y))
 
 
 @contextmanager
 def nothing_agreed_on(parts: Callable[..., Any]) -> Iterator[None]:
     """Feeds a model from a dataset of parts as it is, whatever is passed to `fit`."""
     from tarantella.data.split import Split
-    from tarantella.keras import feed
+    from tarantella.keras import adapter
 
     def steps(own: Split, own_data: bool) -> Any:
         return SimpleNamespace(dataset=own.parts, problem=None, on_next_step=lambda tell: None)
 
     with (
-        patch.object(feed, "split", lambda *_: Split(parts())),
-        patch.object(feed, "Steps", steps),
+        patch.object(adapter, "split", lambda *_: Split(parts())),
+        patch.object(adapter, "Steps", steps),
     ):
         yield
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
     from tarantella.keras import callbacks as callbacks
     from tarantella.keras import optimizers as optimizers
-    from tarantella.keras.distributed import distribute_dataset
+    from tarantella.keras.distributed_dataset import distribute_dataset
     from tarantella.keras.model import Model, ParallelStrategy, Sequential
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ _HOME = {
     "allreduce": "tarantella.comm.collectives",
     "barrier": "tarantella.comm.collectives",
     "broadcast": "tarantella.comm.collectives",
-    "distribute_dataset": "tarantella.keras.distributed",
+    "distribute_dataset": "tarantella.keras.distributed_dataset",
 }
 
 _MODULES = {

@@ -226,7 +226,7 @@ class Chaos:
         """Sends a signal to a rank's program, as soon as there is one."""
         while process.poll() is None:
             for each in self._cluster[HOSTS[rank]].processes():
-                if "runtime.script" in each.command and "supervisor" not in each.command:
+                if "launch.script" in each.command and "supervisor" not in each.command:
                     os.kill(each.outer_pid, number)
                     return
             time.sleep(0.02)

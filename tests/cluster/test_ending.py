@@ -217,7 +217,7 @@ def test_run_that_goes_on_without_a_host(cluster: Cluster) -> None:
         cluster["node2"].refuse_key()
         try:
             for each in cluster["node2"].processes():
-                if "runtime.script" in each.command and "supervisor" not in each.command:
+                if "launch.script" in each.command and "supervisor" not in each.command:
                     os.kill(each.outer_pid, signal.SIGKILL)
             output, errors = process.communicate(timeout=LIMIT)
         finally:

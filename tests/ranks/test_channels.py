@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tarantella as tnt
-from tarantella.comm import shared
-from tarantella.comm.graph import Channel
-from tarantella.comm.overlapped import OverlappedChannel
+from tarantella.comm import shared_memory
+from tarantella.graph.channel import Channel
+from tarantella.graph.overlapped import OverlappedChannel
 
 TWO = pytest.mark.ranks(2)
 
@@ -44,17 +44,17 @@ def test_sums_through_shared_memory(dtype: Any) -> None:
     """Of arrays below and above all sizes that make a difference, of which some come in segments
     of unequal lengths, or of none."""
     purpose = "metrics"
-    assert shared._ranks_share_memory(purpose)
+    assert shared_memory._ranks_share_memory(purpose)
     rng = np.random.default_rng(tnt.get_rank())
-    inbox = shared._INBOX_BYTES // np.dtype(dtype).itemsize
+    inbox = shared_memory._INBOX_BYTES // np.dtype(dtype).itemsize
     for size in (0, 1, 7, 4096, 5001, inbox, inbox + 1, 5 * inbox + 13):
         own = rng.normal(size=size).astype(dtype) * 1000
         everyones = tnt.allgather(own)
         expected = np.sum(everyones, axis=0)
         target = np.empty_like(own)
-        shared.allreduce(own, target, purpose)
+        shared_memory.allreduce(own, target, purpose)
         np.testing.assert_array_equal(own, everyones[tnt.get_rank()])
-        shared.allreduce(own, own, purpose)
+        shared_memory.allreduce(own, own, purpose)
         np.testing.assert_array_equal(own, target)
         np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-2)
         assert all((each == target).all() for each in tnt.allgather(target))
@@ -79,9 +79,9 @@ def test_sums_in_the_background_are_those_of_all_ranks() -> None:
 
 @TWO
 def test_a_step_that_failed_on_the_way_is_not_mistaken_for_the_next() -> None:
+    from tarantella.comm.background_allreduce import flow
     from tarantella.comm.buckets import Bucket, TensorSpec
-    from tarantella.comm.flow import flow
-    from tarantella.comm.overlapped import _Travel
+    from tarantella.graph.overlapped import _Travel
 
     spec = TensorSpec((3,), np.dtype(np.float32))
     travel = _Travel(Bucket.of([0], [spec]), flow("gradients"), "gradients 1")

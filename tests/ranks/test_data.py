@@ -19,9 +19,9 @@ from oracle import (
 )
 
 import tarantella as tnt
-from tarantella.data import parts
+from tarantella.data import micro_batch
 from tarantella.errors import InputError
-from tarantella.keras.feed import Feed
+from tarantella.keras.adapter import RankDataAdapter
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
 
@@ -159,7 +159,7 @@ def test_arrays_in_the_order_of_the_users_seed() -> None:
     )
 
 
-def _everyones_batches(feed: Feed) -> list[np.ndarray]:
+def _everyones_batches(feed: RankDataAdapter) -> list[np.ndarray]:
     """What all ranks are given in each step, put together."""
     result = []
     for part in feed.get_tf_dataset():
@@ -174,7 +174,7 @@ def _everyones_batches(feed: Feed) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_unseeded_shuffle_is_the_same_on_all_ranks_and_anew_each_epoch(size: int) -> None:
     dataset = tf.data.Dataset.range(20).shuffle(20).map(lambda i: i + 1).batch(size).prefetch(2)
-    feed = Feed.of(dataset)
+    feed = RankDataAdapter.of(dataset)
     epochs = [np.concatenate(_everyones_batches(feed)) for _ in range(2)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(1, 21))
@@ -189,7 +189,7 @@ def test_order_that_was_left_free_is_fixed() -> None:
         .interleave(tf.data.Dataset.from_tensors, 4, num_parallel_calls=4, deterministic=False)
         .batch(7)
     )
-    assert list(np.concatenate(_everyones_batches(Feed.of(dataset)))) == list(range(40))
+    assert list(np.concatenate(_everyones_batches(RankDataAdapter.of(dataset)))) == list(range(40))
 
 
 def test_the_order_goes_on_in_a_second_fit() -> None:
@@ -223,7 +223,7 @@ def test_the_order_goes_on_in_a_second_fit() -> None:
 
 def test_shuffle_inside_a_function_is_the_same_on_all_ranks() -> None:
     dataset = tf.data.Dataset.range(4).flat_map(lambda i: tf.data.Dataset.range(9).shuffle(9))
-    seen = np.concatenate(_everyones_batches(Feed.of(dataset.batch(9))))
+    seen = np.concatenate(_everyones_batches(RankDataAdapter.of(dataset.batch(9))))
     assert sorted(seen[:9]) == list(range(9))
 
 
@@ -239,9 +239,9 @@ def test_ragged_and_sparse_batches() -> None:
     sparse = tf.sparse.from_dense(np.eye(4))
     dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).ragged_batch(3)
     rank, size = tnt.get_rank(), tnt.get_size()
-    feed = Feed.of(dataset)
+    feed = RankDataAdapter.of(dataset)
     for part, whole in zip(feed.get_tf_dataset(), dataset, strict=True):
-        begin, count = parts.bounds(int(part.total), rank, size)
+        begin, count = micro_batch.bounds(int(part.total), rank, size)
         if count:
             assert part.data[0].to_list() == whole[0].to_list()[begin : begin + count]
             assert_close(

@@ -17,7 +17,7 @@ from oracle import assert_close, batches, classification_data, small_model
 
 import tarantella as tnt
 from tarantella.errors import MismatchError
-from tarantella.keras.distributed import DistributedDataset
+from tarantella.keras.distributed_dataset import DistributedDataset
 
 on_ranks = pytest.mark.ranks(1, 2)
 float64 = pytest.mark.usefixtures("float64")

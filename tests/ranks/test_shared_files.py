@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tarantella as tnt
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -21,7 +21,7 @@ from oracle import (
 
 import tarantella as tnt
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras.feed import Feed
+from tarantella.keras.adapter import RankDataAdapter
 from tarantella.runtime.log import LOGGER
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
@@ -146,13 +146,13 @@ def test_data_of_another_kind_on_one_rank_are_an_error_that_says_so(difference: 
         _compiled().fit(dataset, verbose=0)
 
 
-def _first(feed: Feed, steps: int) -> list[Any]:
+def _first(feed: RankDataAdapter, steps: int) -> list[Any]:
     iterator = iter(feed.get_tf_dataset())
     return [next(iterator).data.numpy().tolist() for _ in range(steps)]
 
 
 def test_data_left_in_the_middle_can_be_gone_through_again() -> None:
-    feed = Feed.of(tf.data.Dataset.range(4000).map(lambda i: i).batch(12))
+    feed = RankDataAdapter.of(tf.data.Dataset.range(4000).map(lambda i: i).batch(12))
     for steps in (1, 5, 2, 300, 3):
         begin, count = 12 // tnt.get_size() * tnt.get_rank(), 12 // tnt.get_size()
         expected = [list(range(12 * k + begin, 12 * k + begin + count)) for k in range(steps)]
@@ -180,7 +180,7 @@ def test_many_feeds_do_not_get_into_each_others_way() -> None:
     x, y = classification_data()
     expected = model.evaluate(x, y, verbose=0)
     for _ in range(5):
-        feed = Feed.of(tf.data.Dataset.range(100).batch(7))
+        feed = RankDataAdapter.of(tf.data.Dataset.range(100).batch(7))
         _first(feed, 2)
         assert_close(model.evaluate(x, y, verbose=0), expected)
 
@@ -256,7 +256,7 @@ def test_a_rank_that_waits_for_another_goes_on_preparing_its_data() -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # so TensorFlow has a thread for the pipeline, not more
     try:
-        next(iter(Feed.of(dataset, distribute=False).get_tf_dataset()))
+        next(iter(RankDataAdapter.of(dataset, distribute=False).get_tf_dataset()))
     finally:
         os.sched_setaffinity(0, cores)
     assert is_late or len(prepared) == 50

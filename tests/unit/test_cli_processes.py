@@ -13,7 +13,7 @@ from tarantella.cli.processes import (
     own_processes,
     to_be_asked,
 )
-from tarantella.runtime.identity import identity
+from tarantella.launch.process_identity import identity
 
 
 def test_commands_are_asked_and_who_has_none() -> None:

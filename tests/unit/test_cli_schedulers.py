@@ -13,7 +13,7 @@ from tarantella.cli.schedulers.lsf import Lsf
 from tarantella.cli.schedulers.pbs import Pbs
 from tarantella.cli.schedulers.slurm import Slurm, expand
 from tarantella.errors import InputError
-from tarantella.runtime import entry
+from tarantella.launch import entry
 
 NO_JOB = {"HOME": "/home/me", "PATH": "/usr/bin:/bin", "HOSTNAME": "login"}
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
 from tarantella.data import order, pipeline
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.padding import Padding
-from tarantella.data.parts import Part
 from tarantella.data.split import Split, find_batch_size, split
 from tarantella.runtime.log import LOGGER
 
@@ -47,12 +47,12 @@ def _leaves(element: Any) -> list[Any]:
     return [_as_lists(leaf) for leaf in tf.nest.flatten(element)]
 
 
-def _filled_up(step: list[Part], padding: Padding) -> list[Part]:
+def _filled_up(step: list[MicroBatch], padding: Padding) -> list[MicroBatch]:
     longest = tf.reduce_max([padding.sizes(part.data) for part in step], axis=0)
     return [part._replace(data=padding.fill_up(part.data, longest)) for part in step]
 
 
-def _together(step: tuple[Part, ...], padding: Padding | None) -> list[Any]:
+def _together(step: tuple[MicroBatch, ...], padding: Padding | None) -> list[Any]:
     """The leaves of the batch that the parts of one step make."""
     counts = [int(part.count) for part in step]
     assert {int(part.total) for part in step} == {sum(counts)}

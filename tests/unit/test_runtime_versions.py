@@ -15,7 +15,7 @@ from keras.src.losses import loss
 from keras.src.utils import python_utils
 
 from tarantella.errors import VersionError
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 from tarantella.runtime import versions
 
 ROOT = Path(__file__).parents[2]

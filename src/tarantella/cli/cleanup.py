@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tarantella.cli.check import explain
-from tarantella.cli.launch import script_of
+from tarantella.cli.mpiexec_command import script_of
 from tarantella.cli.options import Options
 from tarantella.cli.remote import Answer, ask_all
 from tarantella.cli.schedulers import Allocation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tarantella.cli.host import Host, format_list
-from tarantella.cli.launch import Launch
+from tarantella.cli.mpiexec_command import Launch
 from tarantella.cli.plan import Plan, Rank
 
 

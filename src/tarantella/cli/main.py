@@ -25,15 +25,15 @@ from tarantella.cli.cleanup import clean_up
 from tarantella.cli.description import describe
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
-from tarantella.cli.launch import make_launch
 from tarantella.cli.mpi import Way, environment_without_run, find_mpiexec
+from tarantella.cli.mpiexec_command import make_launch
 from tarantella.cli.network import check_interface, find_interfaces, find_rdma_devices
 from tarantella.cli.options import Options, parse
 from tarantella.cli.plan import make_plan
 from tarantella.cli.remote import is_here
 from tarantella.cli.run import Mark, run, say
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
-from tarantella.cli.stops import Stopped, Stops, stop_signals
+from tarantella.cli.signals import Stopped, Stops, stop_signals
 from tarantella.errors import InputError
 from tarantella.runtime.announce import RESTARTS
 from tarantella.runtime.configuration import LOG_LEVELS, Configuration, read_configuration

@@ -16,8 +16,8 @@ from pathlib import Path
 from tarantella.cli.processes import MARKS
 from tarantella.cli.schedulers import Allocation, Ssh
 from tarantella.errors import InputError
+from tarantella.launch import entry
 from tarantella.runtime import configuration as variables
-from tarantella.runtime import entry
 from tarantella.runtime.announce import ONE_BY_ONE, RUN_ID
 from tarantella.runtime.launcher import RANK_PROCESS
 

@@ -138,10 +138,10 @@ def choose_gpus(host: Host, count: int) -> tuple[int, ...]:
     by_socket: dict[int | None, list[int]] = {}
     for index, gpu in enumerate(host.gpus):
         by_socket.setdefault(gpu.socket, []).append(index)
-    in_turn = sorted(
+    in_program_order = sorted(
         (turn, index) for group in by_socket.values() for turn, index in enumerate(group)
     )
-    return tuple(sorted(index for _, index in in_turn[:count]))
+    return tuple(sorted(index for _, index in in_program_order[:count]))
 
 
 def share_cores(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[tuple[int, ...]]:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tarantella.launch.process_identity import identity, stat_of
+from tarantella.launch.supervisor import HEARTBEAT
 from tarantella.runtime.announce import RUN_ID
-from tarantella.runtime.identity import identity, stat_of
 from tarantella.runtime.launcher import find_launch
-from tarantella.runtime.supervisor import HEARTBEAT
 
 SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
 COMMAND = "TNT_COMMAND"  # the process of the command that started it

@@ -21,7 +21,7 @@ from typing import Any
 
 from tarantella.cli.processes import MARKS
 from tarantella.cli.schedulers import Allocation
-from tarantella.runtime import entry
+from tarantella.launch import entry
 
 _MARK = "\x1etarantella-answer:"
 _AT_ONCE = 256

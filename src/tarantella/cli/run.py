@@ -17,20 +17,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tarantella.cli import processes
-from tarantella.cli.launch import Launch
-from tarantella.cli.marked import MarkedLines
+from tarantella.cli.launcher_messages import LauncherWords
+from tarantella.cli.mpiexec_command import Launch
 from tarantella.cli.outcome import Outcome
+from tarantella.cli.rank_prefix import MarkedLines
 from tarantella.cli.remote import ask_all, send_to_group
 from tarantella.cli.schedulers import Allocation
+from tarantella.cli.signals import Stopped, Stops
 from tarantella.cli.stalls import Stalls
-from tarantella.cli.stops import Stopped, Stops
 from tarantella.cli.streams import Passage, StreamFilter
 from tarantella.cli.sweep import SWEEP
-from tarantella.cli.words import LauncherWords
+from tarantella.launch.mpi_leftovers import remove_leftovers
+from tarantella.launch.supervisor import HEARTBEAT, die_with
 from tarantella.runtime.announce import LEAVES, PRINTED, RUN_ID, Announcement, mark, parse
 from tarantella.runtime.configuration import read_configuration
-from tarantella.runtime.leftovers import remove_leftovers
-from tarantella.runtime.supervisor import HEARTBEAT, die_with
 
 # Ranks that are asked to end, on whatever host, have to be gone within ten seconds in all.
 _TIME_TO_LEAVE = 4.0  # seconds for ranks that were asked to end

@@ -14,7 +14,7 @@ from typing import Any
 from tarantella.cli import processes
 from tarantella.cli.processes import Process
 from tarantella.cli.remote import answer
-from tarantella.runtime.leftovers import remove_leftovers
+from tarantella.launch.mpi_leftovers import remove_leftovers
 
 SWEEP = "cli.sweep"  # this module, for those who have it run on hosts
 TIME_TO_LEAVE = 10.0  # seconds for processes that were asked to end

@@ -1,0 +1,1 @@
+"""Collectives on buffers of the host: MPI and NumPy, and no TensorFlow."""

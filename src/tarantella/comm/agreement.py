@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tarantella.comm import buffers, structures
-from tarantella.comm.waiting import meet
+from tarantella.comm.waiting import barrier
 from tarantella.errors import InputError, MismatchError
 from tarantella.runtime import world
 
@@ -66,7 +66,7 @@ def all_ranks(condition: bool) -> bool:
 
     holds = np.array([condition])
     with turn() as comm:
-        meet(comm)
+        barrier(comm)
         comm.Allreduce(MPI.IN_PLACE, holds, MPI.LAND)
     return bool(holds[0])
 
@@ -99,7 +99,7 @@ def agree(
         InputError: If another rank has a problem.
     """
     mine = json.dumps([what, list(lines), None if problem is None else str(problem)]).encode()
-    meet(comm)
+    barrier(comm)
     same = _digests_are_equal(mine, comm)
     theirs = [] if same else [json.loads(data) for data in buffers.allgather_bytes(mine, comm)]
     if problem is not None:

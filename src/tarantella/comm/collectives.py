@@ -23,7 +23,7 @@ import numpy as np
 
 from tarantella.comm import agreement, buffers, reductions, strings, structures
 from tarantella.comm.buffers import Array
-from tarantella.comm.leaves import Leaf, classify
+from tarantella.comm.values import Leaf, classify
 from tarantella.errors import InputError
 from tarantella.runtime import world
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tarantella.comm.leaves import Leaf
+from tarantella.comm.values import Leaf
 from tarantella.errors import InputError
 
 Array = npt.NDArray[Any]

@@ -28,7 +28,7 @@ _due: list[Callable[[], None]] = []  # what this rank does before the next meeti
 _left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and their buffers
 
 
-def meet(communicator: Any) -> None:
+def barrier(communicator: Any) -> None:
     """Returns when every rank has called it; at once on one host with a core for each."""
     # A thread of the script calls collectives whenever it likes: on each rank at another point.
     if communicator.purpose != "collectives" or in_main_thread():

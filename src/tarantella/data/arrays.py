@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.calls import call_python
+from tarantella.graph.host_call import host_call
 
 # TensorFlow takes over a buffer that begins at a multiple of this, and copies others.
 _ALIGNMENT = 64
@@ -69,7 +69,7 @@ class Rows:
         specs = [column.spec for column in self._read_in_python]
         dtypes = [spec.dtype for spec in specs]
         # A list of one tensor comes back as a list in a graph, and as the tensor otherwise.
-        tensors = tf.nest.flatten(call_python(self._read_now, [indices], dtypes, stateful=False))
+        tensors = tf.nest.flatten(host_call(self._read_now, [indices], dtypes, stateful=False))
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape([indices.shape[0], *spec.shape[1:]])
         return tensors

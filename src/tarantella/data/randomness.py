@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tarantella.comm.waiting import meet
+from tarantella.comm.waiting import barrier
 from tarantella.runtime import messages, world
 
 # Any odd number that spreads the ranks over the range of seeds.
@@ -48,7 +48,7 @@ def share() -> None:
     if world.get_size() == 1:
         return
     communicator = world.communicator("control")
-    meet(communicator)
+    barrier(communicator)
     states = messages.bcast(_states() if world.is_master_rank() else None, communicator)
     if not world.is_master_rank():
         _set_states(states)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.functions import called_graph
+from tarantella.internals.tensorflow import called_graph
 
 
 @dataclass(frozen=True)

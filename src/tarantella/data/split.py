@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.data import order, parts, pipeline
+from tarantella.data import micro_batch, order, pipeline
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.padding import Padding
-from tarantella.data.parts import Part
 from tarantella.data.rowwise import what_mixes_rows
 from tarantella.runtime.log import LOGGER
 
@@ -79,9 +79,11 @@ def cut(dataset: tf.data.Dataset, rank: int, size: int, marked: bool = True) -> 
     """
 
     @tf.autograph.experimental.do_not_convert
-    def part_of(*batch: Any) -> Part:
+    def part_of(*batch: Any) -> MicroBatch:
         whole = pipeline.as_one(batch, dataset.element_spec)
-        return parts.cut(whole, rank, size)._replace(mark=parts.mark(whole) if marked else _NO_MARK)
+        return micro_batch.cut(whole, rank, size)._replace(
+            mark=micro_batch.mark(whole) if marked else _NO_MARK
+        )
 
     # Not in parallel: to hand a batch over to another thread costs more than to cut it.
     return Split(dataset.map(part_of))
@@ -307,12 +309,12 @@ class _Splitter:
         )
         for stage in lifted.stages:
             tagged = stage(tagged, self.rank)
-        _, share = parts.bounds(int(batch_size), self.rank, self.size)
+        _, share = micro_batch.bounds(int(batch_size), self.rank, self.size)
         batches, padding = pipeline.batched_like(tagged, dataset, max(share, 1))
 
         @tf.autograph.experimental.do_not_convert
-        def part_of(tags: tf.Tensor, data: Any) -> Part:
-            return Part(tags[0, 0], tags[0, 1], data, tags[0, 2])
+        def part_of(tags: tf.Tensor, data: Any) -> MicroBatch:
+            return MicroBatch(tags[0, 0], tags[0, 1], data, tags[0, 2])
 
         return Split(batches.map(part_of), padding)
 
@@ -328,9 +330,9 @@ class _Splitter:
         def own(*window: Any) -> tf.data.Dataset:
             window = pipeline.as_one(window, windows.element_spec)
             total = pipeline.leaves(window)[0].cardinality()
-            begin, count = parts.bounds(total, self.rank, self.size)
+            begin, count = micro_batch.bounds(total, self.rank, self.size)
             first = [pipeline.first(one) for one in pipeline.leaves(window)] if marked else []
-            mark = parts.mark_of_one(first)
+            mark = micro_batch.mark_of_one(first)
             tag = tf.data.Dataset.from_tensors(tf.stack([count, total, mark])).repeat()
             members = [
                 member.skip(tf.minimum(begin, total - 1)).take(tf.maximum(count, 1))
@@ -376,7 +378,7 @@ class _Splitter:
     def _of_zip(self, dataset: Any) -> Split:
         """Batches side by side: parts side by side, if the batches are of one size."""
         members = pipeline.sources(dataset)
-        if not all(parts.is_batched(member.element_spec) for member in members):
+        if not all(micro_batch.is_batched(member.element_spec) for member in members):
             return self._cut(dataset)
         own = [self.of_batches(member) for member in members]
         if any(one.padding for one in own):
@@ -384,11 +386,11 @@ class _Splitter:
         zipped = tf.data.Dataset.zip(tuple(one.parts for one in own))
 
         @tf.autograph.experimental.do_not_convert
-        def joined(*several: Part) -> Part:
-            total = parts.common_total([one.total for one in several])
+        def joined(*several: MicroBatch) -> MicroBatch:
+            total = micro_batch.common_total([one.total for one in several])
             data = pipeline.packed(pipeline.components(dataset), [one.data for one in several])
             mark = reduce(tf.bitwise.bitwise_xor, [one.mark for one in several])
-            return Part(several[0].count, total, data, mark)
+            return MicroBatch(several[0].count, total, data, mark)
 
         return Split(zipped.map(joined))
 
@@ -411,7 +413,7 @@ class _Splitter:
         function = order.drawing_as_rank(function, self.rank)
 
         @tf.autograph.experimental.do_not_convert
-        def changed(part: Part) -> Part:
+        def changed(part: MicroBatch) -> MicroBatch:
             return part._replace(data=pipeline.call(function, part.data))
 
         calls = pipeline.parallel_calls(dataset)

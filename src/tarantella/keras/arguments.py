@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.errors import InputError
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 
 def require_data(x: Any, method: str) -> None:

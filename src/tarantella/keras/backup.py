@@ -30,9 +30,10 @@ import numpy as np
 
 from tarantella.comm import agreement, buffers
 from tarantella.errors import InputError
-from tarantella.keras import internals, saving, state
-from tarantella.keras.stops import NAMES
-from tarantella.runtime import aside, messages, world
+from tarantella.internals import keras as internals
+from tarantella.keras import saving, state
+from tarantella.keras.stop_requests import NAMES
+from tarantella.runtime import atomic_write, messages, world
 from tarantella.runtime.failure import Terminated
 from tarantella.runtime.log import LOGGER
 
@@ -507,7 +508,7 @@ class _Backup:
     def _write(self, position: Position) -> None:
         if self.callback is None:
             return
-        aside.recover(self._folder)
+        atomic_write.recover(self._folder)
         keeps_previous = self.callback.double_checkpoint
 
         def write(place: str) -> None:
@@ -536,7 +537,7 @@ class _Backup:
                 f"BackupAndRestore has the folder {self._folder}, which cannot be replaced as a "
                 f"whole: name a folder in it, such as {self._folder / 'backup'}."
             )
-        aside.recover(self._folder)
+        atomic_write.recover(self._folder)
         return (self._folder / _WEIGHTS).exists()
 
     def _read(self) -> Position | None:

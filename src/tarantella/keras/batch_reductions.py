@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.functions import CALLS, called_graph
+from tarantella.internals.tensorflow import CALLS, called_graph
 
 
 class Kind(Enum):

@@ -24,12 +24,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tarantella.comm import buffers, notices
+from tarantella.comm import buffers, master_done
 from tarantella.comm.agreement import check_same
-from tarantella.comm.phases import end_phase
-from tarantella.comm.waiting import leave_alone, meet, wait
+from tarantella.comm.waiting import barrier, leave_alone, wait
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras import internals, state
+from tarantella.graph.phases import end_phase
+from tarantella.internals import keras as internals
+from tarantella.keras import state
 from tarantella.keras.backup import backup_of, tidying
 from tarantella.keras.callbacks import aggregates_logs, runs_on_all_ranks, says_where_to_run
 from tarantella.runtime import messages, world
@@ -92,7 +93,7 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> Common:
         getattr(backup_of(callbacks), "save_freq", None),
     )
     communicator = world.communicator("callbacks")
-    meet(communicator)
+    barrier(communicator)
     everyones = messages.allgather(own, communicator)
     kinds, reads, acts, alone, paths, save_freqs = zip(*everyones, strict=True)
     alike = all(own_kinds == kinds[0] for own_kinds in kinds)
@@ -410,7 +411,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         except Exception as error:
             if error is self._shared_error or isinstance(error, MismatchError):
                 raise  # the others have it, too
-            notices.tell_of_failure(error)
+            master_done.tell_of_failure(error)
             self.settle(error, asks_master)
         self.settle(asks_master=asks_master)
 
@@ -447,7 +448,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             ],
             np.float64,
         )
-        meet(self._communicator)
+        barrier(self._communicator)
         self._communicator.Allreduce(_in_place(), told)
         failed, differ, *told = told.tolist()
         if failed:

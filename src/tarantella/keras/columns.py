@@ -10,8 +10,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tarantella.comm import collectives, strings
+from tarantella.comm.block_exchange import Stream, as_bytes
 from tarantella.comm.buffers import MESSAGE_BYTES
-from tarantella.comm.stream import Stream, as_bytes
 from tarantella.errors import InputError
 
 Array = npt.NDArray[Any]

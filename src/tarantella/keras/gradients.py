@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.functions import CALLS, called_graph
-from tarantella.comm.graph import Channel
-from tarantella.comm.overlapped import OverlappedChannel
-from tarantella.comm.phases import end_phase
-from tarantella.comm.turns import in_turn
+from tarantella.graph.channel import Channel
+from tarantella.graph.ordering import in_program_order
+from tarantella.graph.overlapped import OverlappedChannel
+from tarantella.graph.phases import end_phase
+from tarantella.internals.tensorflow import CALLS, called_graph
 from tarantella.keras.batch_reductions import arguments_for, depends_on_samples
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
@@ -158,4 +158,4 @@ def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
 
 def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:
     """The sums over the ranks, wherever in the user's functions they are asked for."""
-    return in_turn("gradients", lambda: sum_over_ranks(gradients, channel()))
+    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel()))

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import h5py
 
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 
 class _Disk(io.RawIOBase):

@@ -25,10 +25,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.graph import Channel
-from tarantella.data.parts import Part
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
-from tarantella.keras import internals, state
+from tarantella.graph.channel import Channel
+from tarantella.internals import keras as internals
+from tarantella.keras import state
 from tarantella.runtime import world
 
 # Variables that layers were seen to write in training. A function of the user's that is traced
@@ -50,7 +51,7 @@ class LayerState:
     def __init__(
         self,
         model: keras.Model,
-        part: Part,
+        part: MicroBatch,
         is_fixed: Callable[[tf.Tensor], bool],
         over_ranks: Callable[[tf.Tensor], tf.Tensor] = lambda value: value,
     ) -> None:
@@ -183,7 +184,7 @@ def _left_to_ranks(layer: keras.layers.Layer) -> list[Any]:
     return []
 
 
-def _check_stateful_layers(model: keras.Model, part: Part) -> None:
+def _check_stateful_layers(model: keras.Model, part: MicroBatch) -> None:
     """Asks for layers that keep a state for each sample of this rank's part of a batch."""
     leaves = [leaf for leaf in tf.nest.flatten(part.data) if isinstance(leaf, tf.Tensor)]
     rows = next((leaf.shape[0] for leaf in leaves if leaf.shape.rank), None)

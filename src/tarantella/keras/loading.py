@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from tarantella.errors import InputError
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 from tarantella.keras.saving import WEIGHTS, WEIGHTS_IN_PARTS, local_path
 from tarantella.runtime.log import LOGGER
 

@@ -6,44 +6,33 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
-from types import MethodType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tarantella.comm.agreement import all_ranks, check_same
-from tarantella.comm.graph import Channel
-from tarantella.comm.phases import end_phase
-from tarantella.data import parts
-from tarantella.data.parts import Part
+from tarantella.data import micro_batch
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
+from tarantella.internals import keras as internals
 from tarantella.keras import (
     arguments,
     backup,
     callback_list,
-    internals,
     loading,
-    normalization,
     prediction,
     saving,
     state,
+    wrapping,
 )
-from tarantella.keras.advice import Advice
-from tarantella.keras.batch_reductions import BatchGraph
-from tarantella.keras.compiled import call_compiled
-from tarantella.keras.distributed import undistributed
-from tarantella.keras.feed import Feed, begins_anew, in_batches, split_for_validation
-from tarantella.keras.layer_state import LayerState
-from tarantella.keras.step import Step, current, global_results
-from tarantella.keras.stops import Stops, StopsTogether
+from tarantella.keras.adapter import RankDataAdapter, begins_anew, in_batches, split_for_validation
+from tarantella.keras.distributed_dataset import undistributed
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.output import rank_output, shown
 
 _ALL = frozenset({"train", "test"})
-# Keras makes these when it needs them, for the object that they are called on.
-_NO_FUNCTIONS = dict.fromkeys(("train_function", "test_function", "predict_function"))
 
 
 class ParallelStrategy(Enum):
@@ -58,227 +47,6 @@ class ParallelStrategy(Enum):
     DATA = "data"
     PIPELINING = "pipelining"
     ALL = "all"
-
-
-class _Replaceable:
-    """A step that stays around one that the user gives a model, as in `model.train_step = step`.
-
-    On whole batches it is the step of the class, which the user's may call.
-    """
-
-    def __init__(self, step: Callable[[Any, Any], Any]) -> None:
-        self._step = step
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, model: Any, owner: type | None = None) -> Any:
-        if model is None:
-            return self._step
-        if world.get_size() == 1 and self._name in vars(model):
-            return vars(model)[self._name]
-        return MethodType(self._step, model)
-
-    def __set__(self, model: Any, step: Any) -> None:
-        vars(model)[self._name] = step
-
-    def __delete__(self, model: Any) -> None:
-        del vars(model)[self._name]
-
-
-class RankSteps(StopsTogether, keras.Model):
-    """What a model does differently on several ranks, around what its own class does.
-
-    It stands in front of the class of the user's model: a `train_step` of the user's is called
-    from here, on this rank's part. `Model`, with `fit` and all that, stands behind that class:
-    a user's `fit` calls it as it would call Keras's.
-    """
-
-    jit_compile: Any
-    _tnt_advice: Advice
-    _tnt_compiles_calls: bool
-    _tnt_batch_logs: frozenset[str]
-    _tnt_new_variables: state.NewVariables
-    _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
-
-    @_Replaceable
-    def train_step(self, data: Any) -> Any:
-        if not isinstance(data, Part):
-            return super().train_step(data)
-        step_on = vars(self).get("train_step", super().train_step)
-        end_phase("input", data.data)
-        step = Step(self, data, shares_logs=self._shares_logs("train"))
-        with (
-            self._tnt_new_variables.shared(self),
-            self._compiled_calls(self._can_be_compiled()),
-            step.running(),
-        ):
-            logs = step.global_logs(step_on(data.data))
-        self._tnt_advice.layers_used_own_parts(
-            normalization.local_layers(self, step.layer_state.written)
-        )
-        return logs
-
-    @_Replaceable
-    def test_step(self, data: Any) -> Any:
-        if not isinstance(data, Part):
-            return super().test_step(data)
-        step_on = vars(self).get("test_step", super().test_step)
-        end_phase("input", data.data)
-        step = Step(self, data, shares_logs=self._shares_logs("test"))
-        with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
-            logs = step.global_logs(step_on(data.data))
-        end_phase("evaluation", logs)
-        return logs
-
-    @_Replaceable
-    def predict_step(self, data: Any) -> Any:
-        if not isinstance(data, Part):
-            return super().predict_step(data)
-        step_on = vars(self).get("predict_step", super().predict_step)
-        end_phase("input", data.data)
-        layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
-        with self._tnt_new_variables.shared(self), self._compiled_calls():
-            with layer_state.recorded():
-                outputs = step_on(data.data)
-            layer_state.combine(trained=False)
-        end_phase("prediction", outputs)
-        return prediction.own_rows(outputs, data.count)
-
-    def get_metrics_result(self) -> dict[str, Any]:
-        if self._tnt_passes_over:
-            return {}
-        if world.get_size() == 1 or internals.in_stateless_scope():
-            return super().get_metrics_result()
-        compute, step = super().get_metrics_result, current()
-        if step is not None:
-            return step.results_of(compute, self.metrics)
-        return global_results(compute, self.metrics, Channel("metrics"))
-
-    def _aggregate_additional_loss(self, loss: Any) -> Any:
-        """Sums up what was handed to `add_loss`, as Keras does, over the samples of all ranks."""
-        total, step = super()._aggregate_additional_loss(loss), current()
-        return total if step is None else step.added_loss(loss, total)
-
-    def _own_results(self) -> dict[str, Any]:
-        """The metrics of this rank's part of the data."""
-        return internals.python_logs(super().get_metrics_result())
-
-    # Logs of batches that nobody looks at are not put together.
-
-    def _shares_logs(self, phase: str) -> bool:
-        return phase in self._tnt_batch_logs or self._uses_logs
-
-    @property
-    def _uses_logs(self) -> bool:
-        """Whether a method of the user's might use what metrics have to say in a step."""
-        plain = self._tnt_plain_class
-        return any(
-            getattr(plain, name) is not getattr(keras.Model, name) or name in vars(self)
-            for name in (
-                "train_step",
-                "test_step",
-                "compute_metrics",
-                "get_metrics_result",
-                "make_train_function",
-                "make_test_function",
-            )
-        )
-
-    @contextmanager
-    def _batch_logs(self, phases: frozenset[str]) -> Iterator[None]:
-        """For a while, the logs of batches are looked at in these phases."""
-        before, self._tnt_batch_logs = self._tnt_batch_logs, phases
-        try:
-            yield
-        finally:
-            self._tnt_batch_logs = before
-
-    def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
-        """Has Keras make a function of steps, once with and once without the logs of batches.
-
-        Both are made at once, and each call goes to one of them: whoever takes the function, or
-        puts another one in its place for a while, knows of a single one.
-
-        Args:
-            phase: "train" or "test".
-            make: Keras's method that makes the function.
-            force: Whether to make it anew if there is one.
-        """
-        name = f"{phase}_function"
-        present = getattr(self, name)
-        if self._uses_logs or world.get_size() == 1 or (present is not None and not force):
-            return make(force=True) if force else make()  # a user's own may take no argument
-        functions = {}
-        for shared in (False, True):
-            make(force=True)
-            functions[shared] = getattr(self, name)
-        setattr(self, name, lambda data: functions[self._shares_logs(phase)](data))
-        return None
-
-    # Compilation: what communicates is not compiled by XLA, the calls of the model are.
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._tnt_compiles_calls:
-            if world.get_size() == 1 or current() is not None:
-                return super().__call__(*args, **kwargs)
-            with normalization.synchronized_in_own_loop(self):
-                return super().__call__(*args, **kwargs)
-        with self._compiled_calls(False):
-            return call_compiled(self, super().__call__, args, kwargs)
-
-    @contextmanager
-    def _compiled_calls(self, wanted: bool = True) -> Iterator[None]:
-        before = self._tnt_compiles_calls
-        self._tnt_compiles_calls = wanted and bool(self.jit_compile)
-        try:
-            yield
-        finally:
-            self._tnt_compiles_calls = before
-
-    def _can_be_compiled(self) -> bool:
-        names = normalization.synchronized_layers(self)
-        if names and self.jit_compile:
-            self._tnt_advice.not_compiled(names)
-        return not names
-
-    @contextmanager
-    def _uncompiled_steps(self) -> Iterator[None]:
-        before = self.jit_compile
-        self.jit_compile = before and world.get_size() == 1
-        try:
-            yield
-        finally:
-            self.jit_compile = before
-
-    def make_train_function(self, force: bool = False) -> Any:
-        with self._uncompiled_steps():
-            return self._make("train", super().make_train_function, force)
-
-    def make_test_function(self, force: bool = False) -> Any:
-        with self._uncompiled_steps():
-            return self._make("test", super().make_test_function, force)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        make = super().make_predict_function
-        with self._uncompiled_steps():
-            return make(force=True) if force else make()
-
-    def _should_eval(self, *args: Any) -> Any:
-        return not self._tnt_passes_over and super()._should_eval(*args)
-
-    def get_config(self) -> Any:
-        return self._plain().get_config()
-
-    def to_json(self, **kwargs: Any) -> Any:
-        return self._plain().to_json(**kwargs)
-
-    def __reduce__(self) -> Any:
-        return _rebuilt, self._plain().__reduce__()
-
-    @classmethod
-    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
-        return _distributed(cls._tnt_plain_class.from_config(*args, **kwargs))
 
 
 class _PlainModel:
@@ -437,7 +205,7 @@ class Model(keras.Model):
                 (x, y, sample_weight), validation_split
             )
         _tell_of_own_data("training", tnt_distribute_dataset)
-        feed = Feed.of(
+        feed = RankDataAdapter.of(
             x,
             y,
             sample_weight,
@@ -453,7 +221,7 @@ class Model(keras.Model):
             _tell_of_own_data("validation", tnt_distribute_validation_dataset)
             if validation_batch_size is None and tnt_validation_micro_batch_size is None:
                 validation_batch_size = batch_size or (tnt_micro_batch_size and feed.batch_size)
-            validation = Feed.of(
+            validation = RankDataAdapter.of(
                 *keras.utils.unpack_x_y_sample_weight(validation_data),
                 batch_size=validation_batch_size,
                 steps_per_epoch=validation_steps,
@@ -528,7 +296,7 @@ class Model(keras.Model):
                 **kwargs,
             )
         _tell_of_own_data("evaluation", tnt_distribute_dataset)
-        feed = Feed.of(
+        feed = RankDataAdapter.of(
             x,
             y,
             sample_weight,
@@ -578,7 +346,7 @@ class Model(keras.Model):
             with _samples_needed():
                 return super().predict(x, batch_size, shown(verbose), steps, callbacks)
         _tell_of_own_data("prediction", tnt_distribute_dataset)
-        feed = Feed.of(
+        feed = RankDataAdapter.of(
             x,
             batch_size=batch_size,
             steps_per_epoch=steps,
@@ -600,7 +368,7 @@ class Model(keras.Model):
 
     @contextmanager
     def _callbacks(
-        self, callbacks: Any, feed: Feed, verbose: Any, **options: Any
+        self, callbacks: Any, feed: RankDataAdapter, verbose: Any, **options: Any
     ) -> Iterator[callback_list.RankCallbacks]:
         """The callbacks of a run over data, which run in step with those of the other ranks."""
         if isinstance(callbacks, (callback_list.RankCallbacks, backup.KeptCallbacks)):
@@ -713,7 +481,7 @@ class Model(keras.Model):
         with self._given("predict_function", [part]), prediction.gathered_rows(self):
             return super().predict_on_batch(x)
 
-    def _part(self, batch: tuple[Any, ...]) -> Part:
+    def _part(self, batch: tuple[Any, ...]) -> MicroBatch:
         tensors = tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch
         )
@@ -721,7 +489,7 @@ class Model(keras.Model):
             lambda leaf: None if leaf is None else tf.TensorSpec.from_tensor(leaf), tensors
         )
         self._start_from_master(spec, again=False)
-        return parts.cut(tensors, world.get_rank(), world.get_size())
+        return micro_batch.cut(tensors, world.get_rank(), world.get_size())
 
     @contextmanager
     def _given(self, function_name: str, data: Any) -> Iterator[None]:
@@ -806,13 +574,19 @@ class Model(keras.Model):
 
     def _plain(self) -> Any:
         """This model, settings and all, as an object of the class it was made from."""
-        plain = view(self, self._tnt_plain_class)
-        for name in [name for name in vars(plain) if name.startswith("_tnt_")]:
-            del vars(plain)[name]
-        vars(plain).update(_NO_FUNCTIONS)
-        return plain
+        return wrapping.plain(self)
 
     # Common ground
+
+    @staticmethod
+    def _tnt_wrap(model: Any) -> Model:
+        """Wraps a model as the class of this one does, for what Keras makes from a config."""
+        return _distributed(model)
+
+    @staticmethod
+    def _tnt_rebuild(rebuild: Callable[..., Any], *args: Any) -> Any:
+        """A copy, or what was pickled. One rank alone can make one, so no other is asked."""
+        return _wrapped(rebuild(*args))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         super().compile(*args, **kwargs)
@@ -837,9 +611,9 @@ class Model(keras.Model):
                 "`model.compile(optimizer=..., loss=...)` before it."
             )
 
-    def _start_from_master(self, data: Feed | Any, again: bool = True) -> None:
+    def _start_from_master(self, data: RankDataAdapter | Any, again: bool = True) -> None:
         """Makes all ranks hold the master's weights, if any of them may hold others."""
-        spec = data.spec if isinstance(data, Feed) else data
+        spec = data.spec if isinstance(data, RankDataAdapter) else data
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
@@ -926,66 +700,10 @@ def _distributed(model: Any) -> Model:
     return wrapped
 
 
-def _rebuilt(rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A copy, or what was pickled. One rank alone can make one, so no other is asked."""
-    return _wrapped(rebuild(*args))
-
-
 def _wrapped(model: keras.Model) -> Any:
-    """A tnt.Model whose weights may still differ between the ranks."""
-    wrapped = view(model, _distributed_class(type(model)))
-    vars(wrapped).update(
-        **_NO_FUNCTIONS,
-        _tnt_batch_logs=frozenset(),
-        _tnt_advice=Advice(),
-        _tnt_compiles_calls=False,
-        _tnt_new_variables=state.NewVariables(),
-        _tnt_passes_over=False,
-        _tnt_started=False,
-        _tnt_stops=Stops(),
-    )
-    return wrapped
+    return wrapping.wrapped(model, Sequential if isinstance(model, keras.Sequential) else Model)
 
 
 def distributed(make: Callable[[], Any], call: str) -> Model:
     """A tnt.Model of what `make` returns; if that fails on any rank, it fails on all."""
     return _distributed(saving.on_all_ranks(call, make))
-
-
-_distributed_classes: dict[Any, Any] = {}
-
-
-def _distributed_class(plain: Any) -> Any:
-    """The class of the models that are a tnt.Model and a `plain` one."""
-    if plain not in _distributed_classes:
-        _distributed_classes[plain] = _make_distributed_class(plain)
-        # Keras saves a layer of it, in a model that is not ours, as it does the plain one.
-        internals.save_as(_distributed_classes[plain], plain)
-    return _distributed_classes[plain]
-
-
-def _make_distributed_class(plain: Any) -> Any:
-    base = Sequential if issubclass(plain, keras.Sequential) else Model
-    return type(
-        plain.__name__,
-        (RankSteps, plain, base),
-        {
-            "__module__": plain.__module__,
-            "__doc__": plain.__doc__,
-            # Keras makes clones by calling the class with the arguments of the plain one.
-            "__new__": lambda cls, *args, **kwargs: _distributed(plain(*args, **kwargs)),
-            # The instance takes over the attributes of one that was initialised.
-            "__init__": lambda self, *args, **kwargs: None,
-            "_tnt_plain_class": plain,
-        },
-    )
-
-
-def view(model: keras.Model, cls: type[Any]) -> Any:
-    """Another object of class `cls` with the layers, weights and settings of `model`."""
-    blank = keras.Model.__new__(cls)
-    # Keras binds these to the object they are made with.
-    bound = {name: vars(blank)[name] for name in ("build", "quantize") if name in vars(blank)}
-    vars(blank).update(vars(model))
-    vars(blank).update(bound)
-    return blank

@@ -18,11 +18,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.graph import Channel
-from tarantella.comm.turns import in_turn
 from tarantella.data import share
 from tarantella.errors import InputError
-from tarantella.keras import internals
+from tarantella.graph.channel import Channel
+from tarantella.graph.ordering import in_program_order
+from tarantella.internals import keras as internals
 
 
 class GlobalMoments:
@@ -127,7 +127,9 @@ def _refuse_gradients_of_gradients(*gradients: tf.Tensor) -> Any:
 
 def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     everything = np.iinfo(np.int64).max
-    return in_turn("statistics", lambda: Channel("statistics").allreduce(tensors, everything))
+    return in_program_order(
+        "statistics", lambda: Channel("statistics").allreduce(tensors, everything)
+    )
 
 
 def _masked_moments(

@@ -14,7 +14,8 @@ import tensorflow as tf
 from tarantella.comm.agreement import check_same
 from tarantella.data import share
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras import gradients, internals, step
+from tarantella.internals import keras as internals
+from tarantella.keras import gradients, step
 from tarantella.runtime import world
 
 # Optimizers that apply gradients right now; what one has summed its inner one must not.

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm import agreement, buffers, structures
-from tarantella.comm.stream import Stream, exchange
-from tarantella.comm.waiting import meet
-from tarantella.data.parts import row_count, slice_rows
+from tarantella.comm.block_exchange import Stream, exchange
+from tarantella.comm.waiting import barrier
+from tarantella.data.micro_batch import row_count, slice_rows
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras.columns import Column, Dense, Places, column_for
 from tarantella.runtime import world
@@ -114,7 +114,7 @@ class Rows:
         """Where the rows of each column go."""
         mine = np.concatenate(self._counts).astype(np.int64)
         everyones = np.empty((world.get_size(), *mine.shape), np.int64)
-        meet(comm)
+        barrier(comm)
         comm.Allgather(mine, everyones)
         steps = [len(counts) for counts in self._counts]
         return [Places(everyones[:, :, column], steps) for column in range(mine.shape[1])]
@@ -135,7 +135,7 @@ class Rows:
         )
         # The largest of all, and the smallest with its sign changed, in one message.
         extremes = np.where(known, np.stack([mine, -mine]), np.iinfo(np.int64).min)
-        meet(comm)
+        barrier(comm)
         comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
         known = extremes[0] >= 0
         largest, smallest = np.where(known, np.stack([extremes[0], -extremes[1]]), mine)

@@ -10,12 +10,12 @@ from typing import Any
 
 import keras
 
-from tarantella.comm import agreement, buffers, notices
-from tarantella.comm.notices import Subject
-from tarantella.keras import internals
+from tarantella.comm import agreement, buffers, master_done
+from tarantella.comm.master_done import Subject
+from tarantella.internals import keras as internals
 from tarantella.keras.hdf5 import checked_writes
 from tarantella.runtime import messages, world
-from tarantella.runtime.aside import written_aside
+from tarantella.runtime.atomic_write import atomic_write
 
 WEIGHTS = ".weights.h5"
 WEIGHTS_IN_PARTS = ".weights.json"
@@ -162,7 +162,7 @@ def _write(
         on_all_ranks(f"{method}(tnt_save_all_devices=True)", write)
     else:
         thing = str(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
-        notices.done_by_master(Subject(method, thing), write)
+        master_done.done_by_master(Subject(method, thing), write)
 
 
 def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
@@ -180,7 +180,7 @@ def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
         save(target.path, **target.options)  # raises Keras's error
         return
     with (
-        written_aside(target.path, world.get_rank(), alone) as place,
+        atomic_write(target.path, world.get_rank(), alone) as place,
         checked_writes(),
         internals.messages_about(str(place), target.path),
     ):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 
 def install() -> None:

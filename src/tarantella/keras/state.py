@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tarantella.comm import buffers
 from tarantella.comm.agreement import check_same
-from tarantella.data.parts import Part
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.randomness import seed_of_rank
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 from tarantella.runtime import world
 
 
@@ -86,7 +86,7 @@ def build(model: keras.Model, spec: Any) -> None:
         return
     if world.get_size() > 1:
         number = tf.TensorSpec((), tf.int64)
-        spec = Part(number, number, spec)
+        spec = MicroBatch(number, number, spec)
     tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 

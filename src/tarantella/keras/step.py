@@ -28,11 +28,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.graph import Channel
-from tarantella.comm.phases import end_phase
-from tarantella.comm.turns import in_turn
-from tarantella.data.parts import Part
-from tarantella.keras import gradients, internals
+from tarantella.data.micro_batch import MicroBatch
+from tarantella.graph.channel import Channel
+from tarantella.graph.ordering import in_program_order
+from tarantella.graph.phases import end_phase
+from tarantella.internals import keras as internals
+from tarantella.keras import gradients
 from tarantella.keras.batch_reductions import BatchGraph, Formula, Kind, Leaf
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.normalization import GlobalMoments
@@ -61,7 +62,7 @@ class Step:
         shares_logs: Whether the results of metrics are those of all ranks, not of this one.
     """
 
-    def __init__(self, model: Any, part: Part, shares_logs: bool = True) -> None:
+    def __init__(self, model: Any, part: MicroBatch, shares_logs: bool = True) -> None:
         self._model = model
         self._advice = model._tnt_advice
         self._shares_logs = shares_logs
@@ -214,7 +215,7 @@ class Step:
             tf.math.multiply_no_nan(tf.cast(leaf.tensor, tf.float64), weight)
             for leaf, weight in zip(combined, weights, strict=True)
         ]
-        sums = in_turn(
+        sums = in_program_order(
             "losses",
             lambda: self._losses.allreduce([*own, *weights], threshold=np.iinfo(np.int64).max),
         )
@@ -258,7 +259,9 @@ class Step:
         own = tf.reduce_sum(tf.cast(keras.ops.convert_to_tensor(weights), tf.float64))
         own = tf.stop_gradient(own)
         counted = tf.where(self._has_samples, own, tf.zeros_like(own))
-        (everyones,) = in_turn("losses", lambda: self._losses.allreduce([counted], threshold=0))
+        (everyones,) = in_program_order(
+            "losses", lambda: self._losses.allreduce([counted], threshold=0)
+        )
         return tf.math.divide_no_nan((own + epsilon) * self._inflation, everyones + epsilon)
 
     def _inflated_activity_regularizers(self) -> list[internals.Replacement]:
@@ -538,7 +541,7 @@ def _is_variable(source: Any) -> bool:
     return isinstance(source, (tf.Variable, keras.Variable))
 
 
-def _can_be_empty(part: Part) -> bool:
+def _can_be_empty(part: MicroBatch) -> bool:
     """Whether this rank may have no sample, judged by the shapes known in advance."""
     leaves = [leaf for leaf in tf.nest.flatten(part.data) if leaf is not None]
     rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}

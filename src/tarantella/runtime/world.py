@@ -244,9 +244,9 @@ def _has_rdma() -> bool:
 
 def _settle() -> None:
     """Leave no message on its way."""
-    from tarantella.comm import notices
+    from tarantella.comm import master_done
 
-    notices.settle()
+    master_done.settle()
 
 
 def _refuse_other_library(launch: Launch, size: int, library: str) -> None:

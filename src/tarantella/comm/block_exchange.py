@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tarantella.comm import buffers
-from tarantella.comm.waiting import meet
+from tarantella.comm.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,7 +69,7 @@ def exchange(
     for start in range(0, max(lengths), block_bytes):
         sizes = [min(max(length - start, 0), block_bytes) for length in lengths]
         received = scratch[: sum(sizes)]
-        meet(comm)
+        barrier(comm)
         comm.Allgatherv(stream.take(sizes[comm.Get_rank()]), (received, sizes))
         for filler, data in zip(fillers, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
             filler.fill(data)

@@ -25,7 +25,11 @@ from types import FrameType
 from typing import NoReturn
 
 from tarantella.errors import InputError
-from tarantella.runtime import colons, isolation, launcher, placement
+from tarantella.launch import binding, isolation, mpiexec_quoting
+from tarantella.launch.mpi_leftovers import remove_leftovers
+from tarantella.launch.output_tail import LastWords
+from tarantella.launch.process_identity import identity
+from tarantella.runtime import launcher
 from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
@@ -46,9 +50,6 @@ from tarantella.runtime.announce import (
 )
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.failure import BAD_INPUT
-from tarantella.runtime.identity import identity
-from tarantella.runtime.last_words import LastWords
-from tarantella.runtime.leftovers import remove_leftovers
 
 NOT_STARTED = 127  # the status that shells give to a program that cannot be started
 HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life; for runs on several hosts
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     die_with(os.getppid(), signal.SIGTERM)
     try:
-        command = placement.bound(colons.unescaped(arguments), rank, configuration())
+        command = binding.bound(mpiexec_quoting.unescaped(arguments), rank, configuration())
         kept = _file_for_output(rank)
     except (InputError, OSError) as error:
         announce(Announcement(FAILED, rank, host, parent, status=BAD_INPUT, cause=str(error)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tarantella.data import parts
+from tarantella.data import micro_batch
 from tarantella.data.split import cut
 from tarantella.errors import InputError
 
@@ -17,17 +17,19 @@ from tarantella.errors import InputError
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("total", [1, 2, 3, 8, 13])
 def test_parts_follow_each_other_and_differ_by_at_most_one(total: int, size: int) -> None:
-    everyones = [parts.bounds(total, rank, size) for rank in range(size)]
+    everyones = [micro_batch.bounds(total, rank, size) for rank in range(size)]
     counts = [count for _, count in everyones]
     assert sum(counts) == total
     assert max(counts) - min(counts) <= 1
     assert [begin for begin, _ in everyones] == [sum(counts[:rank]) for rank in range(size)]
-    in_graph = [parts.bounds(tf.constant(total, tf.int64), rank, size) for rank in range(size)]
+    in_graph = [
+        micro_batch.bounds(tf.constant(total, tf.int64), rank, size) for rank in range(size)
+    ]
     assert [(int(begin), int(count)) for begin, count in in_graph] == everyones
 
 
 def test_a_rank_without_samples_gets_one_that_does_not_count() -> None:
-    part = parts.cut((tf.constant([[1.0], [2.0]]), tf.constant([1, 2])), 2, 3)
+    part = micro_batch.cut((tf.constant([[1.0], [2.0]]), tf.constant([1, 2])), 2, 3)
     assert int(part.count) == 0
     assert int(part.total) == 2
     assert part.data[0].numpy().tolist() == [[2.0]]
@@ -51,8 +53,8 @@ Named = namedtuple("Named", "a b")
 def test_structure_is_kept(element: Any) -> None:
     dataset = tf.data.Dataset.range(5).map(element).batch(3)
     distributed = cut(dataset, 0, 2).parts
-    assert isinstance(distributed.element_spec, parts.Part)
-    assert not isinstance(dataset.element_spec, parts.Part)
+    assert isinstance(distributed.element_spec, micro_batch.MicroBatch)
+    assert not isinstance(dataset.element_spec, micro_batch.MicroBatch)
     data_spec = distributed.element_spec.data
     tf.nest.assert_same_structure(data_spec, dataset.element_spec)
     first = next(iter(distributed))

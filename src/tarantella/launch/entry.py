@@ -12,14 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_RUNTIME = Path(__file__).absolute().parent
+_FOLDER = Path(__file__).absolute().parent
 
 
 def main(name: str, arguments: list[str]) -> int:
-    if sys.path and Path(sys.path[0]) == _RUNTIME:
+    if sys.path and Path(sys.path[0]) == _FOLDER:
         del sys.path[0]  # put there by Python, and of no use to the user's script
     stand_in = ModuleType("tarantella")
-    stand_in.__path__ = [str(_RUNTIME.parent)]
+    stand_in.__path__ = [str(_FOLDER.parent)]
     sys.modules["tarantella"] = stand_in
     module = import_module(f"tarantella.{name}")
     for loaded in [each for each in sys.modules if each.partition(".")[0] == "tarantella"]:

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.calls import call_python
 from tarantella.comm.waiting import wait_aside
 from tarantella.data import pipeline
-from tarantella.data.parts import Part, slice_rows
+from tarantella.data.micro_batch import MicroBatch, slice_rows
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
+from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
@@ -95,7 +95,7 @@ class Steps:
         """The numbers of each part, and the part in a box, which is empty at the end."""
 
         @tf.autograph.experimental.do_not_convert
-        def boxed(part: Part) -> Any:
+        def boxed(part: MicroBatch) -> Any:
             mark = part.mark if isinstance(part.mark, tf.Tensor) else tf.constant(0, tf.int64)
             numbers = [tf.stack([part.count, part.total, mark])]
             if self._padding:
@@ -110,14 +110,14 @@ class Steps:
     @tf.autograph.experimental.do_not_convert
     def _announce(self, pass_number: tf.Tensor, step: Any) -> Any:
         numbers, box = step
-        place = call_python(self._exchange.announce, [pass_number, numbers], tf.int64)
+        place = host_call(self._exchange.announce, [pass_number, numbers], tf.int64)
         place = tf.ensure_shape(place, (2,))
         return place[0], (place, numbers, box)
 
     @tf.autograph.experimental.do_not_convert
     def _goes_on(self, place: tf.Tensor, numbers: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
         del box
-        goes_on = call_python(self._exchange.agree, [place, numbers], tf.bool)
+        goes_on = host_call(self._exchange.agree, [place, numbers], tf.bool)
         return tf.ensure_shape(goes_on, ())
 
     @tf.autograph.experimental.do_not_convert
@@ -125,7 +125,7 @@ class Steps:
         """The part; where this rank's own data have ended, its last one, counting nothing."""
         place, numbers, box = step
         if self._own_data or self._padding:
-            agreed = call_python(self._exchange.take_agreed, [place], tf.int64)
+            agreed = host_call(self._exchange.take_agreed, [place], tf.int64)
             numbers = tf.ensure_shape(agreed, numbers.shape)
         if self._own_data:
             box = tf.cond(pipeline.has_element(box), lambda: box, lambda: last)
@@ -136,10 +136,10 @@ class Steps:
         if self._padding:
             data = self._padding.fill_up(data, numbers[_SIZES:])
         data = self._finish(data)
-        return box if self._own_data else last, Part(numbers[_COUNT], numbers[_TOTAL], data)
+        return box if self._own_data else last, MicroBatch(numbers[_COUNT], numbers[_TOTAL], data)
 
     @tf.autograph.experimental.do_not_convert
-    def _finished(self, part: Part) -> Part:
+    def _finished(self, part: MicroBatch) -> MicroBatch:
         return part._replace(data=self._finish(part.data))
 
 

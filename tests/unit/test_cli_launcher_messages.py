@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tarantella.cli.launcher_messages import LauncherWords
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.streams import StreamFilter
-from tarantella.cli.words import LauncherWords
 from tarantella.runtime.announce import ENDED, STARTED, Announcement
 
 RULE = "-" * 74 + "\n"

@@ -15,9 +15,9 @@ from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, Rank
 from tarantella.cli.processes import MARKS
 from tarantella.cli.schedulers import Allocation
+from tarantella.launch import entry
+from tarantella.launch.mpiexec_quoting import escaped
 from tarantella.runtime import configuration as variables
-from tarantella.runtime import entry
-from tarantella.runtime.colons import escaped
 
 TENSORFLOW_LOG = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -66,7 +66,7 @@ def make_launch(
     environment = mpiexec.environment(way, environ) | _environment(
         plan, options, environ, way.interfaces, terminal
     )
-    supervised = [sys.executable, "-I", "-S", entry.__file__, "runtime.supervisor"]
+    supervised = [sys.executable, "-I", "-S", entry.__file__, "launch.supervisor"]
     program = supervised + escaped(_program(options))
     user_decides = TENSORFLOW_LOG in environ or TENSORFLOW_LOG in dict(options.environment)
     return Launch(
@@ -85,7 +85,7 @@ def _program(options: Options) -> list[str]:
     if not options.runs_script:
         return list(options.program)
     interpreter = options.interpreter or (sys.executable,)
-    return [*interpreter, entry.__file__, "runtime.script", *options.program]
+    return [*interpreter, entry.__file__, "launch.script", *options.program]
 
 
 def _environment(

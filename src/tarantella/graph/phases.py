@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.comm.calls import call_python
+from tarantella.graph.host_call import host_call
 from tarantella.runtime.timeline import timeline
 
 
@@ -32,4 +32,4 @@ def end_phase(name: str, results: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     before = getattr(graph, "_tnt_phase", [])  # phases end one after the other
     with tf.control_dependencies([*before, *(leaf for leaf in leaves if tf.is_tensor(leaf))]):
-        graph._tnt_phase = tf.nest.flatten(call_python(note, [], [tf.bool], independent=True))
+        graph._tnt_phase = tf.nest.flatten(host_call(note, [], [tf.bool], independent=True))

@@ -20,7 +20,7 @@ from tarantella.runtime.configuration import configuration
 _WHAT_DIVIDES_WORK = (
     "tarantella.keras.model",
     "tarantella.keras.optimizers",
-    "tarantella.keras.distributed",
+    "tarantella.keras.distributed_dataset",
     "tarantella.comm.collectives",
 )
 

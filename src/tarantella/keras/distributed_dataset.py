@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.comm.phases import end_phase
 from tarantella.data import share
 from tarantella.errors import InputError
-from tarantella.keras.feed import Feed
+from tarantella.graph.phases import end_phase
+from tarantella.keras.adapter import RankDataAdapter
 from tarantella.runtime import world
 
 
@@ -88,11 +88,11 @@ class DistributedDataset:
             _ = self.feed  # what is wrong with the dataset is said here, not in the loop
 
     @cached_property
-    def feed(self) -> Feed:
+    def feed(self) -> RankDataAdapter:
         """The parts, as `fit` takes them."""
         if self.micro_batch_size is None:
-            return Feed.of(self.dataset)
-        return Feed.of(self.dataset, micro_batch_size=self.micro_batch_size)
+            return RankDataAdapter.of(self.dataset)
+        return RankDataAdapter.of(self.dataset, micro_batch_size=self.micro_batch_size)
 
     @property
     def share(self) -> float:

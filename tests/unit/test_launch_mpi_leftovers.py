@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tarantella.runtime.leftovers import remove_leftovers
+from tarantella.launch.mpi_leftovers import remove_leftovers
 
 
 @pytest.fixture

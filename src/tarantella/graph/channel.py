@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm import shared
+from tarantella.comm import shared_memory
 from tarantella.comm.buckets import Bucket, TensorSpec, fuse
-from tarantella.comm.calls import call_python
-from tarantella.comm.reuse import ReusedMemory
-from tarantella.comm.waiting import meet, wait_aside
+from tarantella.comm.waiting import barrier, wait_aside
+from tarantella.graph.host_call import host_call
+from tarantella.graph.result_buffers import ReusedMemory
 from tarantella.runtime import world
 from tarantella.runtime.timeline import Timeline, now, timeline
 
@@ -133,7 +133,7 @@ class Channel:
         self, function: Callable[..., Any], tensors: list[tf.Tensor], dtypes: list[tf.DType]
     ) -> list[tf.Tensor]:
         # Run eagerly, a single result comes without a list.
-        return tf.nest.flatten(call_python(function, tensors, dtypes, independent=True))
+        return tf.nest.flatten(host_call(function, tensors, dtypes, independent=True))
 
 
 def to_wide(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -157,8 +157,8 @@ def _bucket_sum(bucket: Bucket, purpose: str) -> Callable[..., list[np.ndarray]]
 
     def total(*arrays: np.ndarray) -> list[np.ndarray]:
         source, target, views = memory.load(arrays)
-        meet(communicator)
-        shared.allreduce(source, target, purpose)
+        barrier(communicator)
+        shared_memory.allreduce(source, target, purpose)
         return views
 
     return total
@@ -168,7 +168,7 @@ def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarra
     size = communicator.Get_size()
 
     def gather(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        meet(communicator)
+        barrier(communicator)
         counts = np.empty(size, np.int64)
         communicator.Allgather(np.array([len(indices)], np.int64), counts)
         total = int(counts.sum())

@@ -15,20 +15,21 @@ import tensorflow as tf
 
 from tarantella.comm import collectives
 from tarantella.comm.agreement import check_same
-from tarantella.data import arrays, order, parts, pipeline, randomness
-from tarantella.data.parts import Part
-from tarantella.data.passes import Passes
+from tarantella.data import arrays, micro_batch, order, pipeline, randomness
+from tarantella.data.epochs import Passes
+from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.split import Split, cut, find_batch_size, split
-from tarantella.data.steps import Steps, warn_of_different_data
+from tarantella.data.step_agreement import Steps, warn_of_different_data
 from tarantella.errors import InputError
-from tarantella.keras import arguments, internals
+from tarantella.internals import keras as internals
+from tarantella.keras import arguments
 from tarantella.runtime import world
 
 # What TensorFlow says where a model looks for a row that another rank has.
 _MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 
-class Feed(internals.DataAdapter):
+class RankDataAdapter(internals.DataAdapter):
     """A Keras data adapter of this rank's parts of the batches of another one.
 
     Args:
@@ -70,7 +71,7 @@ class Feed(internals.DataAdapter):
         distribute: bool = True,
         purpose: str = "",
         **options: Any,
-    ) -> Feed:
+    ) -> RankDataAdapter:
         """The feed of what was passed to `fit`, `evaluate` or `predict`.
 
         Args:
@@ -83,7 +84,7 @@ class Feed(internals.DataAdapter):
             purpose: As in `in_batches`.
             **options: More arguments of Keras's data adapters.
         """
-        if isinstance(x, Feed):
+        if isinstance(x, RankDataAdapter):
             return x
         ranks = world.get_size() if distribute else 1
         x, options = in_batches(x, micro_batch_size, options, ranks, purpose)
@@ -117,12 +118,12 @@ class Feed(internals.DataAdapter):
         sample_weight: Any,
         distribute: bool,
         options: dict[str, Any],
-    ) -> Feed:
+    ) -> RankDataAdapter:
         options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
         class_weight = options.pop("class_weight", None)
         adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
-        if find_batch_size(dataset) is None and parts.cannot_be_batch(dataset.element_spec):
-            raise InputError(parts.NOT_BATCHED)
+        if find_batch_size(dataset) is None and micro_batch.cannot_be_batch(dataset.element_spec):
+            raise InputError(micro_batch.NOT_BATCHED)
         if distribute:
             check_same(_kind(dataset), "the kind of data")
         own = _split_once(dataset) if distribute else _whole(dataset)
@@ -160,7 +161,7 @@ class Feed(internals.DataAdapter):
                 raise
             raise InputError(
                 "The model looks for a row of a batch that this rank does not have. "
-                + parts.OTHER_AXIS
+                + micro_batch.OTHER_AXIS
             ) from error
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
@@ -332,7 +333,7 @@ def _rows_of_arrays(adapter: Any) -> Split:
     own = cut(indices, world.get_rank(), world.get_size())
 
     @tf.autograph.experimental.do_not_convert
-    def with_rows(part: Part) -> Part:
+    def with_rows(part: MicroBatch) -> MicroBatch:
         return part._replace(data=rows.take(part.data))
 
     return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
@@ -342,7 +343,7 @@ def _compare_samples(rows: arrays.Rows) -> None:
     """Warns if a few samples show that the ranks' arrays are not the same."""
     if len(rows):
         some = tf.constant([0, len(rows) // 2, len(rows) - 1])
-        marks = collectives.allgather(parts.mark_of_one(rows.take(some)).numpy())
+        marks = collectives.allgather(micro_batch.mark_of_one(rows.take(some)).numpy())
         if len({int(mark) for mark in marks}) > 1:
             warn_of_different_data("their arrays have different samples in the same places")
 
@@ -353,7 +354,7 @@ def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
         return replace(own, finish=lambda data: weigh(*data), unused=[])
 
     @tf.autograph.experimental.do_not_convert
-    def weighted(part: Part) -> Part:
+    def weighted(part: MicroBatch) -> MicroBatch:
         return part._replace(data=weigh(*part.data))
 
     return Split(own.parts.map(weighted))

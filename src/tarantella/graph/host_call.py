@@ -21,7 +21,7 @@ class _Kept:
         self.function = function
 
 
-def call_python(
+def host_call(
     function: Callable[..., Any],
     tensors: Sequence[tf.Tensor],
     dtypes: Any,

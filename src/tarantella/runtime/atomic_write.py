@@ -23,7 +23,7 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def written_aside(path: str | Path, writer: int = 0, alone: bool = True) -> Iterator[Path]:
+def atomic_write(path: str | Path, writer: int = 0, alone: bool = True) -> Iterator[Path]:
     """Gives a place to write to; what is there in the end takes the place of `path`.
 
     Files that were written next to it, as the parts of a large one, are put next to `path`, and

@@ -1,6 +1,6 @@
 """What Tarantella uses of Keras's inside is there, and is what it takes it for.
 
-A failure here after an update of Keras says what to look at in `tarantella.keras.internals`.
+A failure here after an update of Keras says what to look at in `tarantella.internals.keras`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 VERSION = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
 

@@ -13,7 +13,6 @@ import pytest
 from tarantella.cli.description import describe
 from tarantella.cli.gpus import Gpu
 from tarantella.cli.host import Host
-from tarantella.cli.launch import Launch, make_launch
 from tarantella.cli.mpi import (
     Hydra,
     IntelHydra,
@@ -23,11 +22,12 @@ from tarantella.cli.mpi import (
     environment_without_run,
     find_mpiexec,
 )
+from tarantella.cli.mpiexec_command import Launch, make_launch
 from tarantella.cli.options import Options
 from tarantella.cli.plan import make_plan
 from tarantella.cli.schedulers import Ssh
 from tarantella.errors import InputError
-from tarantella.runtime.colons import escaped, unescaped
+from tarantella.launch.mpiexec_quoting import escaped, unescaped
 
 HOST = Host("node", (tuple(range(16)), tuple(range(16, 32))), tuple([Gpu("H100")] * 4))
 MPIEXEC = Hydra(Path("/opt/mpi/bin/mpiexec"))
@@ -43,7 +43,7 @@ def test_command_line_runs_the_script_on_every_rank() -> None:
     launch = launch_of(ASKED, {})
     local = ("-rmk", "user", "-launcher", "fork")
     assert launch.command[:7] == ("/opt/mpi/bin/mpiexec", *local, "-n", "2")
-    assert launch.command[-4:] == ("runtime.script", "script.py", "a b", "\\:")
+    assert launch.command[-4:] == ("launch.script", "script.py", "a b", "\\:")
     assert sys.executable in launch.command
     assert ":" not in launch.command
 
@@ -51,7 +51,7 @@ def test_command_line_runs_the_script_on_every_rank() -> None:
 def test_program_without_interpreter_is_run_as_it_is() -> None:
     options = replace(ASKED, interpreter=())
     launch = launch_of(options, {})
-    assert launch.command[-4:] == ("runtime.supervisor", "script.py", "a b", "\\:")
+    assert launch.command[-4:] == ("launch.supervisor", "script.py", "a b", "\\:")
 
 
 def test_tool_in_front_of_the_interpreter() -> None:

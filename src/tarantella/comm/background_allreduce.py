@@ -60,7 +60,7 @@ class Message:
             in_place = self._source is self._target
             yield MPI.IN_PLACE if in_place else self._source[start : start + step], target
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """All ranks have handed it in."""
         self._met = now()
 
@@ -140,7 +140,7 @@ class Flow:
                 yield None
                 continue
             if self._timeline is not None:
-                yield self._communicator.Ibarrier(), message.meet
+                yield self._communicator.Ibarrier(), message.barrier
             *pieces, last = message.pieces(self._piece_bytes)
             for source, target in pieces:
                 yield self._communicator.Iallreduce(source, target), None

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tarantella.cli.marked import MarkedLines
-from tarantella.runtime import entry
+from tarantella.cli.rank_prefix import MarkedLines
+from tarantella.launch import entry
+from tarantella.launch.isolation import is_cut_off
+from tarantella.launch.output_tail import LastWords
 from tarantella.runtime.announce import PRINTED, Announcement, announce, parse, prints
-from tarantella.runtime.isolation import is_cut_off
-from tarantella.runtime.last_words import LastWords
 
 
 def test_everything_is_kept_if_it_is_little() -> None:
@@ -108,7 +108,7 @@ def test_where_nobody_can_tell(tmp_path: Path) -> None:
 def test_what_a_rank_has_started_ends_with_it(end: str, tmp_path: Path) -> None:
     """Also where no command comes to look after it, and no scheduler does."""
     program = ["sh", "-c", f"sleep 600 & echo $! > pid; {end}"]
-    command = [sys.executable, entry.__file__, "runtime.supervisor", *program]
+    command = [sys.executable, entry.__file__, "launch.supervisor", *program]
     environ = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2"}
     result = subprocess.run(command, cwd=tmp_path, env=environ, timeout=60)
     assert result.returncode != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tarantella.data.passes import Passes
+from tarantella.data.epochs import Passes
 
 
 def test_a_pass_goes_on_where_the_last_one_ended_and_reads_no_further() -> None:

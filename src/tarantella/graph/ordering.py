@@ -17,7 +17,7 @@ import tensorflow as tf
 Result = TypeVar("Result")
 
 
-def in_turn(purpose: str, communicate: Callable[[], Result]) -> Result:
+def in_program_order(purpose: str, communicate: Callable[[], Result]) -> Result:
     """What `communicate` returns, after all that was asked for before.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tarantella.keras import internals
+from tarantella.internals import keras as internals
 
 
 def call_compiled(

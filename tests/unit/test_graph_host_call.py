@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.calls import call_python
+from tarantella.graph.host_call import host_call
 
 
 def one() -> np.float32:
@@ -16,7 +16,7 @@ def one() -> np.float32:
 
 def operations(independent: bool) -> list[Any]:
     def traced() -> Any:
-        return [call_python(one, [], [tf.float32], independent=independent)[0] for _ in range(2)]
+        return [host_call(one, [], [tf.float32], independent=independent)[0] for _ in range(2)]
 
     graph = tf.function(traced).get_concrete_function().graph
     return [operation for operation in graph.get_operations() if operation.type == "PyFunc"]
@@ -37,7 +37,7 @@ def test_an_independent_call_is_made_though_nobody_needs_its_result() -> None:
 
     @tf.function
     def function(x: Any) -> Any:
-        call_python(lambda: calls.append(1) or True, [], [tf.bool], independent=True)
+        host_call(lambda: calls.append(1) or True, [], [tf.bool], independent=True)
         return 2 * x
 
     assert function(tf.constant(2)) == 4

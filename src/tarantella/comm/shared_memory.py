@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tarantella.comm.background_allreduce import Message
 from tarantella.comm.buckets import ALIGNMENT
 from tarantella.comm.buffers import MESSAGE_BYTES
-from tarantella.comm.flow import Message
 from tarantella.comm.waiting import ranks_share_cores, wait_aside
 from tarantella.runtime import watch, world
 

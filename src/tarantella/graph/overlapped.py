@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tarantella.comm.background_allreduce import Flow, Message, flow
 from tarantella.comm.buckets import Bucket, fuse
-from tarantella.comm.flow import Flow, Message, flow
-from tarantella.comm.graph import Channel, from_wide, specs_of, to_wide
-from tarantella.comm.reuse import ReusedMemory
+from tarantella.graph.channel import Channel, from_wide, specs_of, to_wide
+from tarantella.graph.result_buffers import ReusedMemory
 
 # Sums are handed on to TensorFlow when there are at least as many bytes of them, so that
 # variables are updated with the first ones while others are on their way.

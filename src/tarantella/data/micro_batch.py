@@ -27,7 +27,7 @@ OTHER_AXIS = (
 _DIFFERENT_SIZES = f"The tensors of a batch have different numbers of samples. {OTHER_AXIS}"
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """What one rank works on in one step.
 
     A rank that gets no sample of a batch (there are fewer samples than ranks) is given the
@@ -56,7 +56,7 @@ def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
     return rank * share + earlier, share + tf.cast(rank < remainder, total.dtype)
 
 
-def cut(batch: Any, rank: int, size: int) -> Part:
+def cut(batch: Any, rank: int, size: int) -> MicroBatch:
     """The part of `rank` in a global batch of tensors, ragged or sparse tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if _is_batched(leaf)]
     if not leaves:
@@ -82,7 +82,7 @@ def cut(batch: Any, rank: int, size: int) -> Part:
     data = tf.nest.map_structure(
         lambda leaf: slice_rows(leaf, begin, rows) if _is_batched(leaf) else leaf, batch
     )
-    return Part(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
+    return MicroBatch(tf.cast(count, tf.int64), tf.cast(total, tf.int64), data)
 
 
 def common_total(totals: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,1 @@
+"""Sums over the ranks as operations of a TensorFlow graph."""

@@ -1,0 +1,245 @@
+"""The steps of a model on several ranks: training, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import keras
+
+from tarantella.data.micro_batch import MicroBatch
+from tarantella.graph.channel import Channel
+from tarantella.graph.phases import end_phase
+from tarantella.internals import keras as internals
+from tarantella.keras import normalization, prediction, state
+from tarantella.keras.advice import Advice
+from tarantella.keras.batch_reductions import BatchGraph
+from tarantella.keras.compiled_call import call_compiled
+from tarantella.keras.layer_state import LayerState
+from tarantella.keras.step import Step, current, global_results
+from tarantella.keras.stop_requests import StopsTogether
+from tarantella.runtime import world
+
+
+class _Replaceable:
+    """A step that stays around one that the user gives a model, as in `model.train_step = step`.
+
+    On whole batches it is the step of the class, which the user's may call.
+    """
+
+    def __init__(self, step: Callable[[Any, Any], Any]) -> None:
+        self._step = step
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        if model is None:
+            return self._step
+        if world.get_size() == 1 and self._name in vars(model):
+            return vars(model)[self._name]
+        return MethodType(self._step, model)
+
+    def __set__(self, model: Any, step: Any) -> None:
+        vars(model)[self._name] = step
+
+    def __delete__(self, model: Any) -> None:
+        del vars(model)[self._name]
+
+
+class RankSteps(StopsTogether, keras.Model):
+    """What a model does differently on several ranks, around what its own class does.
+
+    It stands in front of the class of the user's model: a `train_step` of the user's is called
+    from here, on this rank's part. `Model`, with `fit` and all that, stands behind that class:
+    a user's `fit` calls it as it would call Keras's.
+    """
+
+    jit_compile: Any
+    _tnt_advice: Advice
+    _tnt_compiles_calls: bool
+    _tnt_batch_logs: frozenset[str]
+    _tnt_new_variables: state.NewVariables
+    _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
+
+    @_Replaceable
+    def train_step(self, data: Any) -> Any:
+        if not isinstance(data, MicroBatch):
+            return super().train_step(data)
+        step_on = vars(self).get("train_step", super().train_step)
+        end_phase("input", data.data)
+        step = Step(self, data, shares_logs=self._shares_logs("train"))
+        with (
+            self._tnt_new_variables.shared(self),
+            self._compiled_calls(self._can_be_compiled()),
+            step.running(),
+        ):
+            logs = step.global_logs(step_on(data.data))
+        self._tnt_advice.layers_used_own_parts(
+            normalization.local_layers(self, step.layer_state.written)
+        )
+        return logs
+
+    @_Replaceable
+    def test_step(self, data: Any) -> Any:
+        if not isinstance(data, MicroBatch):
+            return super().test_step(data)
+        step_on = vars(self).get("test_step", super().test_step)
+        end_phase("input", data.data)
+        step = Step(self, data, shares_logs=self._shares_logs("test"))
+        with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
+            logs = step.global_logs(step_on(data.data))
+        end_phase("evaluation", logs)
+        return logs
+
+    @_Replaceable
+    def predict_step(self, data: Any) -> Any:
+        if not isinstance(data, MicroBatch):
+            return super().predict_step(data)
+        step_on = vars(self).get("predict_step", super().predict_step)
+        end_phase("input", data.data)
+        layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
+        with self._tnt_new_variables.shared(self), self._compiled_calls():
+            with layer_state.recorded():
+                outputs = step_on(data.data)
+            layer_state.combine(trained=False)
+        end_phase("prediction", outputs)
+        return prediction.own_rows(outputs, data.count)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        if self._tnt_passes_over:
+            return {}
+        if world.get_size() == 1 or internals.in_stateless_scope():
+            return super().get_metrics_result()
+        compute, step = super().get_metrics_result, current()
+        if step is not None:
+            return step.results_of(compute, self.metrics)
+        return global_results(compute, self.metrics, Channel("metrics"))
+
+    def _aggregate_additional_loss(self, loss: Any) -> Any:
+        """Sums up what was handed to `add_loss`, as Keras does, over the samples of all ranks."""
+        total, step = super()._aggregate_additional_loss(loss), current()
+        return total if step is None else step.added_loss(loss, total)
+
+    def _own_results(self) -> dict[str, Any]:
+        """The metrics of this rank's part of the data."""
+        return internals.python_logs(super().get_metrics_result())
+
+    # Logs of batches that nobody looks at are not put together.
+
+    def _shares_logs(self, phase: str) -> bool:
+        return phase in self._tnt_batch_logs or self._uses_logs
+
+    @property
+    def _uses_logs(self) -> bool:
+        """Whether a method of the user's might use what metrics have to say in a step."""
+        plain = self._tnt_plain_class
+        return any(
+            getattr(plain, name) is not getattr(keras.Model, name) or name in vars(self)
+            for name in (
+                "train_step",
+                "test_step",
+                "compute_metrics",
+                "get_metrics_result",
+                "make_train_function",
+                "make_test_function",
+            )
+        )
+
+    @contextmanager
+    def _batch_logs(self, phases: frozenset[str]) -> Iterator[None]:
+        """For a while, the logs of batches are looked at in these phases."""
+        before, self._tnt_batch_logs = self._tnt_batch_logs, phases
+        try:
+            yield
+        finally:
+            self._tnt_batch_logs = before
+
+    def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
+        """Has Keras make a function of steps, once with and once without the logs of batches.
+
+        Both are made at once, and each call goes to one of them: whoever takes the function, or
+        puts another one in its place for a while, knows of a single one.
+
+        Args:
+            phase: "train" or "test".
+            make: Keras's method that makes the function.
+            force: Whether to make it anew if there is one.
+        """
+        name = f"{phase}_function"
+        present = getattr(self, name)
+        if self._uses_logs or world.get_size() == 1 or (present is not None and not force):
+            return make(force=True) if force else make()  # a user's own may take no argument
+        functions = {}
+        for shared in (False, True):
+            make(force=True)
+            functions[shared] = getattr(self, name)
+        setattr(self, name, lambda data: functions[self._shares_logs(phase)](data))
+        return None
+
+    # Compilation: what communicates is not compiled by XLA, the calls of the model are.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._tnt_compiles_calls:
+            if world.get_size() == 1 or current() is not None:
+                return super().__call__(*args, **kwargs)
+            with normalization.synchronized_in_own_loop(self):
+                return super().__call__(*args, **kwargs)
+        with self._compiled_calls(False):
+            return call_compiled(self, super().__call__, args, kwargs)
+
+    @contextmanager
+    def _compiled_calls(self, wanted: bool = True) -> Iterator[None]:
+        before = self._tnt_compiles_calls
+        self._tnt_compiles_calls = wanted and bool(self.jit_compile)
+        try:
+            yield
+        finally:
+            self._tnt_compiles_calls = before
+
+    def _can_be_compiled(self) -> bool:
+        names = normalization.synchronized_layers(self)
+        if names and self.jit_compile:
+            self._tnt_advice.not_compiled(names)
+        return not names
+
+    @contextmanager
+    def _uncompiled_steps(self) -> Iterator[None]:
+        before = self.jit_compile
+        self.jit_compile = before and world.get_size() == 1
+        try:
+            yield
+        finally:
+            self.jit_compile = before
+
+    def make_train_function(self, force: bool = False) -> Any:
+        with self._uncompiled_steps():
+            return self._make("train", super().make_train_function, force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        with self._uncompiled_steps():
+            return self._make("test", super().make_test_function, force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        make = super().make_predict_function
+        with self._uncompiled_steps():
+            return make(force=True) if force else make()
+
+    def _should_eval(self, *args: Any) -> Any:
+        return not self._tnt_passes_over and super()._should_eval(*args)
+
+    def get_config(self) -> Any:
+        return self._plain().get_config()
+
+    def to_json(self, **kwargs: Any) -> Any:
+        return self._plain().to_json(**kwargs)
+
+    def __reduce__(self) -> Any:
+        rebuild, args = self._plain().__reduce__()
+        return self._tnt_rebuild, (rebuild, *args)
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._tnt_wrap(cls._tnt_plain_class.from_config(*args, **kwargs))
