@@ -26,4 +26,4 @@ def unseeded() -> None:
 @pytest.fixture(autouse=True)
 def no_time_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks say at once that their data differ; in a test no other one takes down the run."""
-    monkeypatch.setattr("tarantella.data.step_agreement._TIME_TO_FAIL", 0.0)
+    monkeypatch.setattr("tarantella.runtime.times.TIME_FOR_DATA_ERROR", 0.0)

@@ -8,6 +8,7 @@ import pytest
 
 from tarantella.cli import stalls as module
 from tarantella.cli.stalls import Stalls
+from tarantella.runtime import times
 from tarantella.runtime.announce import (
     ELSEWHERE,
     FINISHED,
@@ -65,7 +66,7 @@ def test_one_is_at_its_end() -> None:
 def test_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = stalls_of(waits(0), waits(2))
     assert stalls.warning() is None  # it may be about to
-    monkeypatch.setattr(module, "_TIME_FOR_NEWS", -1.0)
+    monkeypatch.setattr(times, "TIME_FOR_REPORTS", -1.0)
     warning = stalls.warning()
     assert warning is not None
     assert "Rank 1 on host node1 has not come, and says nothing: it may be stopped" in warning
@@ -91,7 +92,7 @@ def test_a_new_stall_is_told_of_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = stalls_of(waits(0), elsewhere(1), elsewhere(2))
     assert stalls.warning() is not None
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_NEWS", -1.0)  # what was said is old
+        patch.setattr(times, "REPORT_IS_FRESH", -1.0)  # what was said is old
         assert stalls.warning() is None
     assert stalls.warning() is not None
 

@@ -10,8 +10,7 @@ import sys
 from typing import NoReturn
 
 from tarantella.cli.schedulers import find_allocation
-
-_TIME_TO_REACH = 60  # seconds
+from tarantella.runtime import times
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -20,5 +19,5 @@ def main(arguments: list[str]) -> NoReturn:
     allocation = find_allocation(os.environ)
     if allocation is None:
         sys.exit(f"tarantella: there is no job to reach host {host} in.")
-    command = allocation.on_host(host, ["/bin/sh", "-c", " ".join(words)], _TIME_TO_REACH)
+    command = allocation.on_host(host, ["/bin/sh", "-c", " ".join(words)], times.TIME_TO_REACH_HOST)
     os.execvp(command[0], command)

@@ -10,8 +10,9 @@ from tarantella.cli.mpiexec_command import script_of
 from tarantella.cli.options import Options
 from tarantella.cli.remote import Answer, ask_all
 from tarantella.cli.schedulers import Allocation
-from tarantella.cli.sweep import SWEEP, TIME_TO_LEAVE
+from tarantella.cli.sweep import SWEEP
 from tarantella.errors import InputError
+from tarantella.runtime import times
 
 _DAY = 24 * 60 * 60
 
@@ -25,7 +26,7 @@ def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
     # All are counted before the first is ended: a run goes down on all hosts at once.
     before = ask_all(allocation, SWEEP, question, seconds)
     question["action"] = "kill" if options.force else "ask"
-    after = ask_all(allocation, SWEEP, question, seconds + int(TIME_TO_LEAVE))
+    after = ask_all(allocation, SWEEP, question, seconds + int(times.TIME_TO_CLEAN_UP))
     for host in allocation.hosts:
         line = _line(host, before[host], after[host], script, seconds, allocation.name)
         print(f"tarantella: {line}", file=sys.stderr)

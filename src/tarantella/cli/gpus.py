@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tarantella.runtime import times
+
 _QUERY = ("nvidia-smi", "--query-gpu=uuid,pci.bus_id,name", "--format=csv,noheader")
-_PATIENCE = 20  # seconds; the first call on a cold machine takes several
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 def _from_nvidia_smi() -> tuple[Gpu, ...]:
     try:
         answer = subprocess.run(
-            _QUERY, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE
+            _QUERY,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=times.TIME_FOR_NVIDIA_SMI,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()

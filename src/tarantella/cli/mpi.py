@@ -18,6 +18,7 @@ from tarantella.cli.schedulers import Allocation, Ssh
 from tarantella.errors import InputError
 from tarantella.launch import entry
 from tarantella.runtime import configuration as variables
+from tarantella.runtime import times
 from tarantella.runtime.announce import ONE_BY_ONE, RUN_ID
 from tarantella.runtime.launcher import RANK_PROCESS
 
@@ -209,7 +210,7 @@ def describe_mpiexec(path: Path) -> Mpiexec:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=times.TIME_FOR_MPIEXEC_VERSION,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"The launcher {path} does not work: {error}.") from None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tarantella.runtime import times
 from tarantella.runtime.announce import (
     ENDED,
     FAILED,
@@ -40,7 +41,6 @@ _LIKELY = {
     "SIGTERM": "asked to end, perhaps by a scheduler at a time limit",
     "SIGXCPU": "the limit on CPU time is reached",
 }
-_TIME_TO_EXPLAIN = 1.0  # seconds for a rank to say that it ended the others, once one has ended
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Outcome:
 
     def forgive(self, seconds: float) -> None:
         """Nobody has listened for so long: what did not come in that time, was not missing."""
-        for times in (self._heard, self._left):
-            times.update((rank, since + seconds) for rank, since in times.items())
+        for since_when in (self._heard, self._left):
+            since_when.update((rank, since + seconds) for rank, since in since_when.items())
         self._unexplained = {
             rank: (since + seconds, failure) for rank, (since, failure) in self._unexplained.items()
         }
@@ -147,7 +147,7 @@ class Outcome:
         status which nobody has explained."""
         now = time.monotonic()
         for since, failure in self._unexplained.values():
-            if now - since > _TIME_TO_EXPLAIN:
+            if now - since > times.TIME_FOR_CAUSE:
                 self._fail(failure)
         for rank, since in self._left.items():
             if not self.all_ended and now - since > seconds:

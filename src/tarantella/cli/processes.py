@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tarantella.launch.process_identity import identity, stat_of
 from tarantella.launch.supervisor import HEARTBEAT
+from tarantella.runtime import times
 from tarantella.runtime.announce import RUN_ID
 from tarantella.runtime.launcher import find_launch
 
@@ -23,7 +24,6 @@ SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
 COMMAND = "TNT_COMMAND"  # the process of the command that started it
 MARKS = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # all that a run has of its own
 
-_PATIENCE = 2.0  # seconds until a killed process is gone
 _PROC = Path("/proc")
 
 
@@ -115,10 +115,10 @@ def end(pids: Iterable[int], number: int) -> None:
 
 def kill_until_gone(find: Callable[[], list[Process]]) -> None:
     """Kill processes, and those they start meanwhile, and wait until they are gone."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + times.TIME_TO_BE_KILLED
     while (found := find()) and time.monotonic() < deadline:
         end((process.pid for process in found), signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(times.LOOK_AT_KILLED)
 
 
 def _is_rank_of(process: Process, script: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from tarantella.cli.processes import MARKS
 from tarantella.cli.schedulers import Allocation
 from tarantella.launch import entry
+from tarantella.runtime import times
 
 _MARK = "\x1etarantella-answer:"
 _AT_ONCE = 256
@@ -127,7 +128,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_to_group(process, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(times.TIME_FROM_TERM_TO_KILL_OF_QUESTION)
 
 
 def send_to_group(process: subprocess.Popen[bytes], number: int) -> None:

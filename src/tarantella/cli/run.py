@@ -29,18 +29,10 @@ from tarantella.cli.streams import Passage, StreamFilter
 from tarantella.cli.sweep import SWEEP
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.supervisor import HEARTBEAT, die_with
+from tarantella.runtime import times
 from tarantella.runtime.announce import LEAVES, PRINTED, RUN_ID, Announcement, mark, parse
 from tarantella.runtime.configuration import read_configuration
 
-# Ranks that are asked to end, on whatever host, have to be gone within ten seconds in all.
-_TIME_TO_LEAVE = 4.0  # seconds for ranks that were asked to end
-_TIME_FOR_WORKERS = 2.0  # seconds for processes that outlive the ranks that started them
-_TIME_TO_SWEEP = 4  # seconds for other hosts to end what is left there
-_TIME_TO_START = 60.0  # seconds for ranks on other hosts
-_TIME_FOR_OTHERS = 5.0  # seconds to end after one has left without a word
-_BEAT, _SILENCE = 5.0, 30.0  # seconds between signs of life from other hosts, and without any
-_PAUSE = 0.1  # seconds without output after which nothing is held back any longer
-_LOOK = 1.0  # seconds between looks at mpiexec while nothing happens
 _PIECE = 1 << 16
 _ROOM = 1 << 20  # bytes; the most that Linux gives to everybody
 # No setting of TensorFlow's hides these, as they come before it has read its settings.
@@ -112,12 +104,12 @@ def _marks(launch: Launch, run_id: str) -> dict[str, str]:
         processes.SCRIPT: launch.script,
         processes.COMMAND: str(os.getpid()),
     }
-    return marks if launch.allocation is None else marks | {HEARTBEAT: str(_BEAT)}
+    return marks if launch.allocation is None else marks | {HEARTBEAT: str(times.HEARTBEAT)}
 
 
 def _stop(number: int, process: subprocess.Popen[bytes], carrier: _Carrier, stops: Stops) -> int:
     """Ask all ranks to end, as the signal has asked us, and give them a little time for it."""
-    carrier.stop_after(_TIME_TO_LEAVE)
+    carrier.stop_after(times.TIME_FOR_RANKS_TO_END)
     with suppress(ProcessLookupError, Stopped):  # whoever asks twice does not want to wait
         stops.arm_again()
         # Intel MPI's launcher may hang on SIGTERM while it starts, and leave something behind.
@@ -149,7 +141,7 @@ def _sweep(
         "action": "kill",
         "seconds": seconds,
     }
-    for host, answer in ask_all(allocation, SWEEP, question, _TIME_TO_SWEEP).items():
+    for host, answer in ask_all(allocation, SWEEP, question, times.TIME_TO_SWEEP_HOSTS).items():
         if answer.content is None and not allocation.is_over(answer.errors):
             say(f"host {host} could not be asked to end what may still run there.")
 
@@ -224,28 +216,28 @@ class _Carrier:
         for descriptor in (1, 2):
             self._show(descriptor, self._lines.finish(descriptor))
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_TIME_FOR_WORKERS)
+            self._process.wait(times.TIME_FOR_WORKERS_TO_END)
 
     def _look_at_clock(self) -> None:
         """Have the outcome hear of what has not happened for too long."""
         now = time.monotonic()
         gap = now - self._looked
-        if gap < _LOOK:
+        if gap < times.LOOK_AT_CLOCK:
             return
         self._looked = now
-        if gap > 3 * _LOOK:  # this process was stopped, or nobody has read its output
+        if gap > times.GAP_OF_STOPPED_COMMAND:  # or nobody has read its output
             self._started += gap
             self._outcome.forgive(gap)
             self._stalls.forgive(gap)
-        self._outcome.hear_early_end(_TIME_FOR_OTHERS)
+        self._outcome.hear_early_end(times.TIME_TO_END_TOGETHER)
         if (warning := self._stalls.warning()) is not None:
             say(warning, "tarantella WARNING: ")
         if (failure := self._stalls.failure()) is not None:
             self._outcome.hear_stall(failure)
         if self._has_hosts:
-            self._outcome.hear_silence(_SILENCE)
-            if now - self._started > _TIME_TO_START:
-                self._outcome.hear_no_start(self._hosts, _TIME_TO_START)
+            self._outcome.hear_silence(times.HOST_IS_DEAD)
+            if now - self._started > times.TIME_TO_START:
+                self._outcome.hear_no_start(self._hosts, times.TIME_TO_START)
 
     def _show_held(self) -> None:
         for descriptor, stream in self._filters.items():
@@ -254,7 +246,7 @@ class _Carrier:
     def _timeout(self) -> float:
         waiting = self._deadline or self._workers_deadline
         held = any(stream.holds for stream in self._filters.values())
-        return _PAUSE if waiting or held else _LOOK
+        return times.OUTPUT_PAUSE if waiting or held else times.LOOK_AT_CLOCK
 
     def _time_is_up(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
@@ -266,20 +258,20 @@ class _Carrier:
             # Its place is beside the message, wherever the rank has printed it.
             self._show(2, self._lines.add(replace(news, stream=2)))
         if self._outcome.failure is not None and self._deadline is None:
-            self._give_up_after(_TIME_TO_LEAVE)
+            self._give_up_after(times.TIME_FOR_RANKS_TO_END)
             if not self._outcome.all_ended:
                 # MPI_Abort or the launcher may do so as well; a rank that fails before MPI has
                 # started is of no interest to them.
                 self._process.send_signal(signal.SIGTERM)
         if self._process.poll() is not None:
-            self._give_up_after(_TIME_FOR_WORKERS)
+            self._give_up_after(times.TIME_FOR_WORKERS_TO_END)
         if self._outcome.all_ended and self._workers_deadline is None:
-            self._workers_deadline = now + _TIME_FOR_WORKERS
+            self._workers_deadline = now + times.TIME_FOR_WORKERS_TO_END
         if self._workers_deadline is not None and now > self._workers_deadline:
             # The launcher waits for everything that can still print.
             launcher = self._process.pid
             processes.kill_until_gone(lambda: processes.of_run(self._run_id, launcher))
-            self._give_up_after(_TIME_FOR_WORKERS)
+            self._give_up_after(times.TIME_FOR_WORKERS_TO_END)
 
     def _can_write(self, descriptor: int) -> bool:
         """Whether there is time to write; if we do not have to stop, a reader may take his."""
@@ -309,7 +301,7 @@ class _Carrier:
         self._stalls.hear(news)
         if news.kind == LEAVES and self._stopping and self._deadline is not None:
             # The last of a rank's time is not the last of ours: it is killed then.
-            patience = news.status + _TIME_TO_LEAVE
+            patience = news.status + times.TIME_FOR_RANKS_TO_END
             self._deadline = max(self._deadline, time.monotonic() + patience)
         if news.kind == PRINTED:
             self._show(news.stream, self._lines.add(news))

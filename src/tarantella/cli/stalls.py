@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tarantella.cli.outcome import Failure
+from tarantella.runtime import times
 from tarantella.runtime.announce import (
     ELSEWHERE,
     ENDED,
@@ -19,10 +20,7 @@ from tarantella.runtime.announce import (
     WAITS,
     Announcement,
 )
-from tarantella.runtime.watch import PATIENCE
 
-_NEWS = 12.0  # seconds for which what a rank has said holds; it says it again every 5
-_TIME_FOR_NEWS = 6.0  # seconds for the others to say something, once one has
 _MOST_NAMED = 8
 _START = "the start of communication"
 
@@ -65,9 +63,9 @@ class Stalls:
 
     def forgive(self, seconds: float) -> None:
         """Nobody has listened for so long."""
-        for times in (self._joins, self._stopped):
-            for rank, (since, news) in times.items():
-                times[rank] = since + seconds, news
+        for since_when in (self._joins, self._stopped):
+            for rank, (since, news) in since_when.items():
+                since_when[rank] = since + seconds, news
 
     def warning(self) -> str | None:
         """What is to be said now, once for each stall."""
@@ -79,7 +77,7 @@ class Stalls:
         self._since = self._since or now
         known = self._fresh().keys() | self._stopped.keys() | self._finished
         all_heard = self._hosts.keys() <= known
-        if self._has_warned or not (all_heard or now - self._since > _TIME_FOR_NEWS):
+        if self._has_warned or not (all_heard or now - self._since > times.TIME_FOR_REPORTS):
             return None
         self._has_warned = True
         if not self._warns:
@@ -88,14 +86,15 @@ class Stalls:
 
     def failure(self) -> Failure | None:
         """What ends the run, if ranks have waited for too long."""
+        limit = times.STALL_TIMEOUTS_TO_END * self._seconds
         waiting = self._waiting() if self._seconds else []
-        too_long = f"for more than {PATIENCE} times the --stall-timeout"
+        too_long = f"for more than {times.STALL_TIMEOUTS_TO_END} times the --stall-timeout"
         if not waiting:
-            stopped = next(iter(self._held_up(PATIENCE * self._seconds)), None)
+            stopped = next(iter(self._held_up(limit)), None)
             if stopped is None:
                 return None
             return Failure(stopped, self._hosts[stopped], f"it has been stopped {too_long}", 1)
-        if max(news.status for news in waiting) <= PATIENCE * self._seconds:
+        if max(news.status for news in waiting) <= limit:
             return None
         missing = self._missing(waiting)
         too_long = f"{too_long}. {self._words(waiting).rstrip('.')}"
@@ -106,7 +105,11 @@ class Stalls:
 
     def _fresh(self) -> dict[int, Announcement]:
         now = time.monotonic()
-        said = {rank: news for rank, (when, news) in self._said.items() if now - when < _NEWS}
+        said = {
+            rank: news
+            for rank, (when, news) in self._said.items()
+            if now - when < times.REPORT_IS_FRESH
+        }
         joins = {
             rank: replace(news, kind=WAITS, status=int(now - since), cause=_START)
             for rank, (since, news) in self._joins.items()

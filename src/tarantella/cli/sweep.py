@@ -15,9 +15,9 @@ from tarantella.cli import processes
 from tarantella.cli.processes import Process
 from tarantella.cli.remote import answer
 from tarantella.launch.mpi_leftovers import remove_leftovers
+from tarantella.runtime import times
 
 SWEEP = "cli.sweep"  # this module, for those who have it run on hosts
-TIME_TO_LEAVE = 10.0  # seconds for processes that were asked to end
 
 
 def main(arguments: list[str]) -> int:
@@ -47,9 +47,9 @@ def sweep(question: dict[str, Any]) -> int:
     elif question["action"] == "ask":
         # The command ends everything that it has started, in good order.
         processes.end(processes.to_be_asked(found), signal.SIGTERM)
-        deadline = time.monotonic() + TIME_TO_LEAVE
+        deadline = time.monotonic() + times.TIME_TO_CLEAN_UP
         while find() and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(times.LOOK_AT_CLEANUP)
     else:
         return len(found)
     remain = find()

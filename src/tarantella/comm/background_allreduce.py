@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tarantella.comm import buffers
 from tarantella.comm.waiting import expect_meeting, pauses
-from tarantella.runtime import watch, world
+from tarantella.runtime import times, watch, world
 from tarantella.runtime.timeline import Timeline, now, timeline
 
 Array = npt.NDArray[Any]
@@ -29,8 +29,6 @@ Array = npt.NDArray[Any]
 # and larger pieces.
 _PIECE_BYTES = 1 << 20
 _PIECES_ON_THEIR_WAY = 8
-# MPI moves on only when it is called; on a link of 1 Gbit/s twice this costs a tenth of the speed.
-_LONGEST_PAUSE = 100e-6
 
 
 class Message:
@@ -119,7 +117,7 @@ class Flow:
         """Sums the messages that are there, and those that come meanwhile."""
         started = self._started()
         on_their_way: deque[tuple[Any, Callable[[], None] | None]] = deque()
-        looks = pauses(_LONGEST_PAUSE)
+        looks = pauses(times.LONGEST_PAUSE_FOR_GRADIENTS)
         while True:
             while len(on_their_way) < _PIECES_ON_THEIR_WAY and (one := next(started)) is not None:
                 on_their_way.append(one)

@@ -15,12 +15,7 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
-from tarantella.runtime import watch, world
-
-# How often to look before the first pause: the others are often just about to come.
-_LOOKS_AT_ONCE = 50
-_SHORTEST_PAUSE = 20e-6
-_LONGEST_PAUSE = 1e-3
+from tarantella.runtime import times, watch, world
 
 _lock = threading.Lock()
 _meetings = 0
@@ -95,11 +90,11 @@ def leave_alone(request: Any, buffers: Any) -> None:
         _left_alone.append((request, buffers))
 
 
-def pauses(longest: float = _LONGEST_PAUSE) -> Iterator[None]:
+def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
     """Waits from one look to the next: not at all at first, then longer and longer."""
-    for _ in range(_LOOKS_AT_ONCE):
+    for _ in range(times.LOOKS_WITHOUT_PAUSE):
         yield
-    pause = _SHORTEST_PAUSE
+    pause = times.SHORTEST_PAUSE
     while True:
         time.sleep(pause)
         yield

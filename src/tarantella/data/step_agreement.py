@@ -27,7 +27,7 @@ from tarantella.data.micro_batch import MicroBatch, slice_rows
 from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.host_call import host_call
-from tarantella.runtime import devices, watch, world
+from tarantella.runtime import devices, times, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
@@ -37,7 +37,6 @@ _LARGEST_TAG = 2**15  # what every MPI library allows
 _COUNT, _TOTAL, _MARK, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
-_TIME_TO_FAIL = 4.0  # seconds; longer than a rank that fails waits for its turn to speak
 _GIVEN_UP = 2**62  # a step that no rank ever comes to
 
 _feeds = itertools.count()
@@ -244,7 +243,7 @@ class _Exchange:
         except Exception as error:
             self._give_up(place)
             # A rank whose data fail looks like one whose data end. It is about to say why.
-            time.sleep(_TIME_TO_FAIL)
+            time.sleep(times.TIME_FOR_DATA_ERROR)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
         watch.note_step(int(place[1]) + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-_MOST_REPEATS = 7  # the last of them about 25 seconds after the first sending
+from tarantella.runtime import times
 
 
 def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
@@ -26,7 +26,7 @@ def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
             with suppress(OSError):
                 sockets.add(str(descriptor.readlink()))
     return any(
-        f"socket:[{inode}]" in sockets and repeats >= _MOST_REPEATS
+        f"socket:[{inode}]" in sockets and repeats >= times.REPEATS_UNTIL_CUT_OFF
         for inode, repeats in _repeats(proc)
     )
 

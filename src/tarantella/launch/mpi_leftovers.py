@@ -9,12 +9,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tarantella.runtime import times
+
 _SHARED_MEMORY = ("mpich_shm_*", "sm_segment.*", "Intel_MPI_*")
 _TOPOLOGY = "hydra_hwloc_xmlfile_*"  # written for the ranks by this launcher of MPICH's
 _LAUNCHER = "hydra_pmi_proxy"
 # Folders of Open MPI's launchers, named after their processes.
 _SESSION = re.compile(r"(?:ompi|prte|prted|prterun)\.(\d+)")
-_CLOCK = 2.0  # seconds by which the times of files may be wrong
 
 
 def remove_leftovers(
@@ -43,7 +44,7 @@ def remove_leftovers(
         session = _SESSION.fullmatch(folder.name)
         if session and not (proc / session[1]).exists():
             leftovers.append(folder)
-    since = time.time() - seconds - _CLOCK
+    since = time.time() - seconds - times.CLOCK_ERROR_OF_FILES
     for file in leftovers:
         with suppress(OSError):  # of another user, or gone
             about = file.lstat()

@@ -29,7 +29,7 @@ from tarantella.launch import binding, isolation, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.output_tail import LastWords
 from tarantella.launch.process_identity import identity
-from tarantella.runtime import launcher
+from tarantella.runtime import launcher, times
 from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
@@ -55,8 +55,6 @@ NOT_STARTED = 127  # the status that shells give to a program that cannot be sta
 HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life; for runs on several hosts
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2, signal.SIGCONT)  # fmt: skip
-_TIME_TO_LEAVE = 3  # seconds from SIGTERM to SIGKILL, for a program that does nothing about it
-_TIME_TO_READ = 0.3  # seconds; Open MPI drops what is still on its way when a rank has ended
 _UNKNOWN_ERROR = 14  # Open MPI's MPI_ERR_UNKNOWN
 _PIECE = 1 << 16
 _ABORT = re.compile(rb"Abort\((-?\d+)\) on node \d+ .*?: (.*)\n?")
@@ -95,7 +93,7 @@ def main(arguments: list[str]) -> int:
         # A scheduler loses sight of what the rank has started, once the rank is gone.
         _send(-pid, signal.SIGKILL)
     if os.environ.get(HEARTBEAT) and launcher.is_open_mpi():
-        time.sleep(_TIME_TO_READ)
+        time.sleep(times.TIME_TO_READ_BEFORE_END)
     if program.was_asked_to_end:
         # Whoever has asked may be a scheduler, which lets nobody else come to this host afterwards.
         remove_leftovers(time.monotonic() - started)
@@ -323,7 +321,7 @@ class _Program:
         if number == signal.SIGTERM:
             self._needs_time = _catches(self._pid, number)
             grace = configuration().grace_seconds if self._needs_time else 0
-            signal.alarm(max(grace, _TIME_TO_LEAVE))
+            signal.alarm(max(grace, times.TIME_FROM_TERM_TO_KILL))
         _send(self._pid, signal.SIGKILL if number == signal.SIGALRM else number)
 
 
@@ -340,11 +338,11 @@ def _tidy_up_after(launcher_pid: int, seconds: float) -> None:
     os.setsid()
     for number in (*_PASSED_ON, signal.SIGALRM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
-    deadline = time.monotonic() + _TIME_TO_LEAVE * 3
+    deadline = time.monotonic() + times.TIME_TO_END_CUT_OFF
     while time.monotonic() < deadline and any(map(_is_there, (launcher_pid, supervisor))):
-        time.sleep(0.1)
-    time.sleep(0.1)
-    remove_leftovers(seconds + _TIME_TO_LEAVE * 3)
+        time.sleep(times.LOOK_AT_CUT_OFF)
+    time.sleep(times.LOOK_AT_CUT_OFF)
+    remove_leftovers(seconds + times.TIME_TO_END_CUT_OFF)
     os._exit(0)
 
 

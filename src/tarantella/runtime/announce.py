@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from tarantella.runtime import times
+
 RUN_ID = "TNT_RUN_ID"
 RESTARTS = "TNT_RESTARTS"  # how often the run was started again
 ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that take lines apart
@@ -40,8 +42,6 @@ ENDED = "ended"  # a rank's process is gone, however it went
 # These keep a line short enough to be written to a pipe in one piece.
 _LONGEST_CAUSE = 500
 _LONGEST_PRINT = 2700
-
-_LOOK, _PATIENCE = 0.0002, 1.0  # seconds between looks at a pipe that is not empty, and in all
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,11 @@ def send(line: bytes, descriptor: int = 2) -> None:
     of another rank's may come in between. A line that is alone in the pipe is one piece.
     """
     with suppress(OSError):  # nobody listens any more
-        deadline = time.monotonic() + (_PATIENCE if os.environ.get(ONE_BY_ONE) else 0)
+        deadline = time.monotonic() + (
+            times.TIME_FOR_EMPTY_PIPE if os.environ.get(ONE_BY_ONE) else 0
+        )
         while _unread(descriptor) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(times.LOOK_AT_PIPE)
         os.write(descriptor, line)
 
 

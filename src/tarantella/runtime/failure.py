@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from tarantella.runtime import launcher
+from tarantella.runtime import launcher, times
 from tarantella.runtime.announce import FAILED, Announcement, announce
 
 INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
@@ -35,8 +35,6 @@ _KERAS_SAYS = "Exception encountered when calling "
 _LETTERS = re.compile(r"\x1b\[\d*m")
 
 _PACKAGE = Path(__file__).absolute().parent.parent
-_SHORTEST_TURN, _EACH_RANK, _LONGEST_TURN = 0.6, 0.05, 2.0  # seconds
-_TIME_TO_READ = 0.2  # seconds for the launcher to pass on what was printed; an abort drops the rest
 
 
 class Terminated(SystemExit):
@@ -146,7 +144,7 @@ def abort(status: int) -> None:
             stream.flush()
     mpi = running_mpi()
     if mpi is not None:
-        time.sleep(_TIME_TO_READ)
+        time.sleep(times.TIME_TO_READ_BEFORE_ABORT)
         mpi.COMM_WORLD.Abort(status)
 
 
@@ -161,9 +159,10 @@ def running_mpi() -> ModuleType | None:
 def _wait_for_turn(rank: int, error: BaseException) -> None:
     if getattr(error, "_tnt_is_echo", False):
         # It is another rank's, who is to speak first.
-        time.sleep(_LONGEST_TURN + _SHORTEST_TURN)
+        time.sleep(times.TURN_OF_AN_ECHO)
     if rank > 0:
-        time.sleep(min(_SHORTEST_TURN + _EACH_RANK * rank, _LONGEST_TURN))
+        turn = times.SHORTEST_TURN + times.TURN_OF_EACH_RANK * rank
+        time.sleep(min(turn, times.LONGEST_TURN))
 
 
 def _is_inside(filename: str) -> bool:
@@ -180,6 +179,6 @@ def _is_inside(filename: str) -> bool:
 
 def _without_start(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's script on, without the frames that started it."""
-    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "runtime":
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "launch":
         trace = trace.tb_next
     return trace

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tarantella.runtime import failure
+from tarantella.runtime import failure, times
 from tarantella.runtime.announce import (
     ELSEWHERE,
     WAITS,
@@ -25,10 +25,6 @@ from tarantella.runtime.announce import (
     say,
 )
 from tarantella.runtime.configuration import configuration
-
-PATIENCE = 10  # times the seconds after which there is a warning, until the run is ended
-_LOOKS = 4  # in that time
-_LONGEST_PAUSE = 5.0  # seconds between looks
 
 _WORDS = {
     "collectives": "a collective of the script",
@@ -128,7 +124,7 @@ def _watch(rank: int, seconds: float, descriptor: int) -> None:
 
     has_warned = False
     while True:
-        _sleep(min(seconds / _LOOKS, _LONGEST_PAUSE))
+        _sleep(min(seconds / times.LOOKS_PER_STALL_TIMEOUT, times.LONGEST_TIME_BETWEEN_REPORTS))
         purpose, waited = _longest_wait()
         if waited > seconds:
             where = f"{_WORDS.get(purpose, purpose)}{f' of step {_step}' if _step else ''}"
@@ -149,7 +145,7 @@ def _sleep(seconds: float) -> None:
     before = time.monotonic()
     time.sleep(seconds)
     too_long = time.monotonic() - before - seconds
-    if too_long > max(2 * seconds, 1.0):
+    if too_long > max(2 * seconds, times.SHORTEST_STOP):
         _asleep += too_long
 
 
@@ -166,7 +162,7 @@ def _manage_alone(
     """Without the command, nobody knows of the other ranks; any rank may be the one to tell."""
     if not has_warned and configuration().log_level != "ERROR":
         say(f"tarantella WARNING: {text}, which may have failed or do something else.", descriptor)
-    if waited > PATIENCE * seconds:
+    if waited > times.STALL_TIMEOUTS_TO_END * seconds:
         say(f"tarantella ERROR: {text}: the run is ended.", descriptor)
         failure.abort(1)
 

@@ -1,0 +1,132 @@
+"""Every time that the library waits, in seconds, with its reason and what it depends on.
+
+The times that users can set are in `configuration`: the stall timeout, the grace period and the
+time for hosts to answer. Code reads these here as `times.NAME`. Standard library only.
+"""
+
+from __future__ import annotations
+
+# --- Ranks that wait for each other in a collective -------------------------------------------
+
+# A rank that shares its core with others looks again and again whether they have arrived. The
+# first looks come without a pause, since the others are often about to arrive; then the pauses
+# double, from long enough to let another rank run to short enough not to delay a step.
+LOOKS_WITHOUT_PAUSE = 50
+SHORTEST_PAUSE = 20e-6
+LONGEST_PAUSE = 1e-3
+# Gradients travel in the background, and MPI moves on only when it is called: on a link of
+# 1 Gbit/s, twice this pause costs a tenth of the speed.
+LONGEST_PAUSE_FOR_GRADIENTS = 100e-6
+assert SHORTEST_PAUSE < LONGEST_PAUSE_FOR_GRADIENTS < LONGEST_PAUSE
+
+# --- Ranks that do not get on: the stall timeout ----------------------------------------------
+
+# A run is ended after this many times the stall timeout.
+STALL_TIMEOUTS_TO_END = 10
+# The thread that watches a rank looks this often within the stall timeout, so that it reports a
+# stall soon after the timeout; and at least every few seconds, so that reports stay fresh.
+LOOKS_PER_STALL_TIMEOUT = 4
+LONGEST_TIME_BETWEEN_REPORTS = 5.0
+# A thread that sleeps longer than it asked for, by this much and more, was stopped with its rank.
+SHORTEST_STOP = 1.0
+# The command waits for one report of every other rank before it warns ...
+TIME_FOR_REPORTS = 6.0
+assert TIME_FOR_REPORTS > LONGEST_TIME_BETWEEN_REPORTS
+# ... and forgets a report that was not repeated, even if one repetition was lost.
+REPORT_IS_FRESH = 12.0
+assert REPORT_IS_FRESH > 2 * LONGEST_TIME_BETWEEN_REPORTS
+
+# --- A rank that fails ------------------------------------------------------------------------
+
+# When all ranks fail alike, only the first one should speak: each waits a little longer than the
+# one before it, and is ended meanwhile. The shortest turn leaves time for a traceback and
+# MPI_Abort; the longest limits the wait of a high rank that fails alone.
+SHORTEST_TURN = 0.6
+TURN_OF_EACH_RANK = 0.05
+LONGEST_TURN = 2.0
+# MPI_Abort drops what the launcher has not yet read.
+TIME_TO_READ_BEFORE_ABORT = 0.2
+assert TIME_TO_READ_BEFORE_ABORT < SHORTEST_TURN
+# A rank that only passes on the error of another one lets every rank with an error speak first.
+TURN_OF_AN_ECHO = LONGEST_TURN + SHORTEST_TURN
+# A rank whose data fail looks to the others like one whose data end: they give it the time to
+# say why before they raise an error about it.
+TIME_FOR_DATA_ERROR = 4.0
+assert TIME_FOR_DATA_ERROR > LONGEST_TURN + TIME_TO_READ_BEFORE_ABORT
+# MPICH ends the other ranks with the status of the one that called MPI_Abort; once one has ended,
+# this is the time for the cause to arrive.
+TIME_FOR_CAUSE = 1.0
+assert TIME_FOR_CAUSE > TIME_TO_READ_BEFORE_ABORT
+# Ranks of a script end together. After one has left without a word, the others have this long.
+TIME_TO_END_TOGETHER = 5.0
+assert TIME_TO_END_TOGETHER > TIME_FOR_CAUSE
+
+# --- Announcements of ranks to the command ----------------------------------------------------
+
+# Some launchers tear a line unless it is alone in the pipe: a rank looks this often, and this
+# long, whether the pipe is empty.
+LOOK_AT_PIPE = 0.0002
+TIME_FOR_EMPTY_PIPE = 1.0
+# Open MPI drops what is still on its way when a rank has ended.
+TIME_TO_READ_BEFORE_END = 0.3
+# On other hosts, supervisors show that they are alive ...
+HEARTBEAT = 5.0
+# ... and after so long without a sign, with several of them lost, the host is taken for dead.
+HOST_IS_DEAD = 30.0
+assert HOST_IS_DEAD > 3 * HEARTBEAT
+# Supervisors on a host that has lost the others notice it, too: the kernel repeats what nobody
+# confirms, and waits twice as long each time. So many repeats take about 25 seconds, fewer than
+# the command waits, so both sides end at about the same time.
+REPEATS_UNTIL_CUT_OFF = 7
+# A rank on another host that has not started after so long is behind a firewall, or worse.
+TIME_TO_START = 60.0
+assert TIME_TO_START > HOST_IS_DEAD
+
+# --- The command while a run goes on ----------------------------------------------------------
+
+# What looks like the start of a launcher's message is held back until output pauses for so long.
+OUTPUT_PAUSE = 0.1
+# The command looks at the clock this often. After a much longer gap it was stopped itself, and
+# nothing that did not come meanwhile was missing.
+LOOK_AT_CLOCK = 1.0
+GAP_OF_STOPPED_COMMAND = 3 * LOOK_AT_CLOCK
+assert OUTPUT_PAUSE < LOOK_AT_CLOCK < TIME_FOR_CAUSE + LOOK_AT_CLOCK < TIME_TO_END_TOGETHER
+
+# --- The end of a run -------------------------------------------------------------------------
+
+# A run that is asked to end, on whatever hosts, is gone within this time, unless its script
+# handles SIGTERM and uses the grace period.
+TIME_TO_END_RUN = 10.0
+# A supervisor kills a rank that ignores SIGTERM ...
+TIME_FROM_TERM_TO_KILL = 3
+# ... before the command gives up on the ranks.
+TIME_FOR_RANKS_TO_END = 4.0
+assert TIME_FROM_TERM_TO_KILL < TIME_FOR_RANKS_TO_END
+# Then come processes that outlive the ranks that started them, such as data workers,
+TIME_FOR_WORKERS_TO_END = 2.0
+# and what is left on other hosts, which are asked to kill it.
+TIME_TO_SWEEP_HOSTS = 4
+assert TIME_FOR_RANKS_TO_END + TIME_FOR_WORKERS_TO_END + TIME_TO_SWEEP_HOSTS <= TIME_TO_END_RUN
+# A killed process is gone at once, unless the kernel is busy with it.
+TIME_TO_BE_KILLED = 2.0
+LOOK_AT_KILLED = 0.02
+assert TIME_TO_BE_KILLED < TIME_TO_SWEEP_HOSTS
+# `--cleanup` asks the command of a run to end, which takes what such an end takes.
+TIME_TO_CLEAN_UP = TIME_TO_END_RUN
+LOOK_AT_CLEANUP = 0.05
+# On a host that is cut off, the launcher and the supervisors end before their files are removed.
+TIME_TO_END_CUT_OFF = 3.0 * TIME_FROM_TERM_TO_KILL
+LOOK_AT_CUT_OFF = 0.1
+# The clocks of file systems differ from ours by up to this much.
+CLOCK_ERROR_OF_FILES = 2.0
+
+# --- Other programs ---------------------------------------------------------------------------
+
+# The first call of nvidia-smi on a cold machine takes several seconds, and so does the first
+# start of mpiexec from a shared file system.
+TIME_FOR_NVIDIA_SMI = 20
+TIME_FOR_MPIEXEC_VERSION = 20
+# What asks a host is terminated first, so that srun can end what it has started there.
+TIME_FROM_TERM_TO_KILL_OF_QUESTION = 1.0
+# How long Open MPI's launcher may take to reach a host through the scheduler.
+TIME_TO_REACH_HOST = 60
