@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tarantella.cli import main as command
+from tarantella.cli.command_line import make_parser
 from tarantella.cli.hostfile import read_hostfile
-from tarantella.cli.options import _parser
 from tarantella.errors import InputError
 from tarantella.runtime import configuration
+from tarantella.runtime.settings import settings_of
 
 FUZZ = settings(
     deadline=None,
@@ -31,11 +32,7 @@ TEXT = st.text(
 NUMBERS = st.sampled_from(["0", "1", "-1", "2", "1.5", "1e3", "٣", "9" * 5000, "0x10", " 2", ""])
 NAMES = st.text(string.ascii_letters + string.digits + "-._", min_size=1, max_size=80)
 LINES = st.one_of(NAMES, NAMES.map(lambda name: f" {name} # {name}"), TEXT, st.just(""))
-VARIABLES = sorted(
-    value
-    for name, value in vars(configuration).items()
-    if name.isupper() and isinstance(value, str) and value.startswith("TNT_")
-)
+VARIABLES = sorted(row.variable for row in settings_of(configuration.Configuration).values())
 
 
 @FUZZ
@@ -68,7 +65,7 @@ def test_long_hostfile(tmp_path: Path) -> None:
 
 
 def words() -> st.SearchStrategy[list[str]]:
-    options = st.sampled_from(sorted(_parser().known))
+    options = st.sampled_from(sorted(make_parser().known))
     values = st.one_of(TEXT, NUMBERS, st.sampled_from(["A=b", "--", "script.py", "x" * 5000, "."]))
     together = st.builds(lambda option, value: f"{option}={value}", options, values)
     misspelt = options.map(lambda option: option[:-1])

@@ -68,6 +68,16 @@ def test_environment_on_gpus() -> None:
     assert "TNT_NO_GPU" not in launch.environment
 
 
+GIVEN = (
+    "no_gpu",
+    "log_level",
+    "log_on_all_devices",
+    "output_on_all_devices",
+    "fusion_threshold_kb",
+    "timeline",
+)
+
+
 def test_environment_of_options() -> None:
     options = replace(
         ASKED,
@@ -77,6 +87,7 @@ def test_environment_of_options() -> None:
         output_on_all_devices=True,
         fusion_threshold_kb=64,
         timeline="a b.json",
+        given=frozenset(GIVEN),
     )
     environment = launch_of(options, {}).environment
     assert environment == {

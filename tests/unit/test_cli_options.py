@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tarantella.cli.options import Options, parse
+from tarantella.cli.command_line import make_parser, parse
+from tarantella.cli.options import Options
 from tarantella.errors import InputError
+from tarantella.runtime.configuration import Configuration, read_configuration
+from tarantella.runtime.settings import settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +57,52 @@ def test_every_option() -> None:
         output_on_all_devices=True,
         fusion_threshold_kb=0,
         timeline="trace.json",
+        given=frozenset(
+            (
+                "no_gpu",
+                "log_level",
+                "log_on_all_devices",
+                "output_on_all_devices",
+                "fusion_threshold_kb",
+                "timeline",
+            )
+        ),
         environment=(("A", "1"), ("B", "2")),
         interpreter=(sys.executable, "-X", "dev"),
         dry_run=True,
     )
+
+
+GIVEN_FOR_RANKS: dict[str, tuple[list[str], Any]] = {
+    "log_level": (["--log-level", "warn"], "WARNING"),
+    "log_on_all_devices": (["--log-on-all-devices"], True),
+    "output_on_all_devices": (["--output-on-all-devices"], True),
+    "output_dir": (["--output-dir", "kept here"], "kept here"),
+    "fusion_threshold_kb": (["--fusion-threshold", "256"], 256),
+    "timeline": (["--timeline", " a b"], " a b"),
+    "stall_seconds": (["--stall-timeout", "0"], 0),
+    "grace_seconds": (["--grace-period", "7"], 7),
+    "no_gpu": (["--no-gpu"], True),
+}
+
+
+def test_ranks_read_what_the_command_line_says(tmp_path: Path) -> None:
+    """Each row of the table with an option and a variable, also with its default value."""
+    rows = settings_of(Configuration)
+    both = [name for name, row in rows.items() if row.variable and row.option]
+    assert sorted(both) == sorted(GIVEN_FOR_RANKS)
+    for name, (arguments, value) in GIVEN_FOR_RANKS.items():
+        options = parse([*arguments, "--", "script.py"])
+        assert getattr(options, name) == value
+        assert list(options.variables) == [rows[name].variable]
+        expected = str(tmp_path / value) if name == "output_dir" else value
+        assert getattr(read_configuration(options.variables), name) == expected
+    assert parse(["script.py"]).variables == {}
+
+
+def test_every_row_with_an_option_is_offered_once() -> None:
+    names = [n for row in settings_of(Options).values() if row.option for n in row.option.names]
+    assert sorted(make_parser().known) == sorted([*names, "--version", "-h", "--help"])
 
 
 def test_variables_keep_their_order_and_every_byte() -> None:
@@ -93,7 +139,7 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         (["-n", "two", "--", "script.py"], "-n: 'two'"),
         (["--fusion-threshold", "-1", "--", "script.py"], "--fusion-threshold"),
         (["--fusion-threshold", "1.5", "--", "script.py"], "--fusion-threshold: '1.5'"),
-        (["--timeline", "", "--", "script.py"], "--timeline: the name is empty"),
+        (["--timeline", "", "--", "script.py"], "--timeline: '' is not the name of a file"),
         (["--log-level", "LOUD", "--", "script.py"], "--log-level: 'LOUD'"),
         (["--no-gup", "--", "script.py"], "--no-gup is not an option.*--no-gpu"),
         (
@@ -106,7 +152,7 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         (["--allow-fewer-hosts", "--", "script.py"], "--allow-fewer-hosts belongs to --max-rest"),
         (["--max-restarts", "-1", "--", "script.py"], "--max-restarts: '-1' is not a whole number"),
         (["--stall-timeout", "soon", "--", "script.py"], "--stall-timeout: 'soon' is not a whole"),
-        (["--output-dir", "", "--", "script.py"], "--output-dir: the name is empty"),
+        (["--output-dir", "", "--", "script.py"], "--output-dir: '' is not the name of a folder"),
         (["--cleanup", "--dry-run", "--", "script.py"], "use one of them"),
         (["-x", "A", "--", "script.py"], "-x: 'A' has no '='"),
         (["-x", "A=1", "B", "--", "script.py"], "-x: 'B' has no '='"),
@@ -118,7 +164,7 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         (["--", "."], "directory"),
         (["--python-interpreter", "no-such-python", "--", "script.py"], "'no-such-python'"),
         (["--python-interpreter", "'", "--", "script.py"], "--python-interpreter"),
-        (["--python-interpreter", "", "--", "script.py"], "script.py is no program"),
+        (["--python-interpreter", "", "--", "script.py"], "script.py is not a program"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:

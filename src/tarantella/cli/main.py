@@ -22,13 +22,14 @@ from tarantella.cli.check import (
     without_problems,
 )
 from tarantella.cli.cleanup import clean_up
+from tarantella.cli.command_line import parse
 from tarantella.cli.description import describe
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
 from tarantella.cli.mpi import Way, environment_without_run, find_mpiexec
 from tarantella.cli.mpiexec_command import make_launch
 from tarantella.cli.network import check_interface, find_interfaces, find_rdma_devices
-from tarantella.cli.options import Options, parse
+from tarantella.cli.options import Options
 from tarantella.cli.plan import make_plan
 from tarantella.cli.remote import is_here
 from tarantella.cli.run import Mark, run, say
@@ -66,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     _check_directory()
     options = parse(arguments)
-    settings = read_configuration({**os.environ, **dict(options.environment)})
-    options = replace(options, no_gpu=options.no_gpu or settings.no_gpu)
+    given = {**dict(options.environment), **options.variables}
+    settings = read_configuration({**os.environ, **given})
+    options = replace(options, no_gpu=settings.no_gpu)
     environ = environment_without_run(os.environ)
     allocation = _allocation(options, environ)
     with stop_signals() as stops:
@@ -75,7 +77,7 @@ def _main(arguments: Sequence[str]) -> int:
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
-        _warn(options.notes, options.log_level or settings.log_level, "tarantella: ")
+        _warn(options.notes, settings.log_level, "tarantella: ")
         return _run_with_restarts(options, settings, environ, allocation, stops)
 
 
@@ -112,7 +114,7 @@ def _run(
     if allocation is not None:
         environ = allocation.launcher_environment(environ)
     seen_by_ranks = {**environ, **dict(options.environment)}
-    level = options.log_level or settings.log_level
+    level = settings.log_level
     if allocation is None:
         _check_this_machine(options)
         plan = make_plan(options, [this_host(seen_by_ranks)])
@@ -141,7 +143,7 @@ def _run(
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, launch)))
         return 0
-    if options.output_dir is not None:
+    if options.output_dir:
         _make_folder(options.output_dir)
     return run(launch, environ, stops, mark)
 

@@ -17,10 +17,11 @@ from tarantella.cli.processes import MARKS
 from tarantella.cli.schedulers import Allocation, Ssh
 from tarantella.errors import InputError
 from tarantella.launch import entry
-from tarantella.runtime import configuration as variables
 from tarantella.runtime import times
 from tarantella.runtime.announce import ONE_BY_ONE, RUN_ID
+from tarantella.runtime.configuration import Configuration
 from tarantella.runtime.launcher import RANK_PROCESS
+from tarantella.runtime.settings import settings_of
 
 # The names of the libraries, in the order in which mpi4py tries them: MPICH and those that are
 # compatible with it, as Intel MPI; Open MPI.
@@ -34,13 +35,7 @@ _OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL")
 # The same of a run of ours: what marks it, and what its command has planned for its ranks.
 _OURS = (*MARKS, RANK_PROCESS, ONE_BY_ONE)
 _PLANNED = (
-    variables.GPUS,
-    variables.THREADS,
-    variables.CORES,
-    variables.MEMORY,
-    variables.NETWORK_INTERFACE,
-    variables.TERMINAL,
-    variables.OUTPUT_DIR,
+    *(row.variable for row in settings_of(Configuration).values() if row.planned),
     "HYDRA_LAUNCHER_EXTRA_ARGS",
 )
 

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tarantella.cli.host import format_list
 from tarantella.cli.mpi import Mpiexec, Way
@@ -98,22 +97,7 @@ def _environment(
     added: dict[str, str] = {}
     if terminal and variables.TERMINAL not in environ:
         added[variables.TERMINAL] = "true"  # between it and the ranks there are pipes
-    if options.log_level is not None:
-        added[variables.LOG_LEVEL] = options.log_level
-    if options.log_on_all_devices:
-        added[variables.LOG_ON_ALL_DEVICES] = "true"
-    if options.output_on_all_devices:
-        added[variables.OUTPUT_ON_ALL_DEVICES] = "true"
-    if options.output_dir is not None:
-        added[variables.OUTPUT_DIR] = str(Path(options.output_dir).absolute())
-    if options.fusion_threshold_kb is not None:
-        added[variables.FUSION_THRESHOLD] = str(options.fusion_threshold_kb)
-    if options.timeline is not None:
-        added[variables.TIMELINE] = options.timeline
-    if options.stall_seconds is not None:
-        added[variables.STALL_TIMEOUT] = str(options.stall_seconds)
-    if options.grace_seconds is not None:
-        added[variables.GRACE_PERIOD] = str(options.grace_seconds)
+    added |= options.variables
     if plan.uses_gpus:
         added[variables.GPUS] = _by_rank(plan, lambda rank: str(rank.gpu), ",")
     else:

@@ -1,29 +1,37 @@
-"""The settings of a rank, from the `TNT_...` variables that the command or the user has set."""
+"""The settings that ranks read, one row each, from `TNT_...` variables.
+
+The command sets the variables for its ranks, from its options and its plan; without the command,
+users set them. A new setting is a new row here; with an `option`, it is one of the command, too.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
-from tarantella.errors import InputError
 from tarantella.runtime.cores import parse_list
+from tarantella.runtime.settings import (
+    PATH,
+    SWITCH,
+    Group,
+    Kind,
+    Option,
+    setting,
+    settings_of,
+    whole_number,
+    whole_numbers,
+)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_OTHER_NAMES = {"WARN": "WARNING"}  # as earlier versions, and Python's logging, have it
+_OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
+_CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
-LOG_LEVEL = "TNT_LOG_LEVEL"
-LOG_ON_ALL_DEVICES = "TNT_LOG_ON_ALL_DEVICES"
-OUTPUT_ON_ALL_DEVICES = "TNT_OUTPUT_ON_ALL_DEVICES"
-OUTPUT_DIR = "TNT_OUTPUT_DIR"
-TENSORBOARD_ON_ALL_DEVICES = "TNT_TENSORBOARD_ON_ALL_DEVICES"
-FUSION_THRESHOLD = "TNT_FUSION_THRESHOLD"
-TIMELINE = "TNT_TIMELINE"
-STALL_TIMEOUT = "TNT_STALL_TIMEOUT"
-GRACE_PERIOD = "TNT_GRACE_PERIOD"
+# The variables that the command sets by its plan.
 NO_GPU = "TNT_NO_GPU"
 GPUS = "TNT_GPUS"
 THREADS = "TNT_THREADS"
@@ -31,59 +39,181 @@ CORES = "TNT_CORES"
 MEMORY = "TNT_MEMORY"
 NETWORK_INTERFACE = "TNT_NETWORK_INTERFACE"
 TERMINAL = "TNT_TERMINAL"
-CHECK_TIMEOUT = "TNT_CHECK_TIMEOUT"
-
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("", "0", "false", "no", "off")
-_CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 Value = TypeVar("Value")
 
 
+def _read_level(text: str) -> str:
+    level = _OTHER_NAMES.get(text.upper(), text.upper())
+    if level not in LOG_LEVELS:
+        raise ValueError(text)
+    return level
+
+
+def _read_cores(text: str) -> tuple[tuple[int, ...], ...]:
+    parts = text.split(":")
+    lists = tuple(tuple(parse_list(part)) for part in parts if _CORES.fullmatch(part.strip()))
+    if len(lists) < len(parts) or not all(lists):
+        raise ValueError(text)
+    return lists
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+_LEVEL = Kind("one of " + ", ".join(LOG_LEVELS), _read_level)
+_FOLDER = Kind(
+    "the name of a folder",
+    PATH.read,
+    lambda folder: str(Path(folder).absolute()),  # ranks may run in another one
+    empty_is_unset=True,
+    keeps_spaces=True,
+)
+_CORE_LISTS = Kind("lists of cores, as in 0-3:4-7", _read_cores, empty_is_unset=True)
+_NAMES = Kind("names, separated by commas", _read_names, empty_is_unset=True)
+_KILOBYTES = whole_number("a whole number of kilobytes, 0 or more")
+_SECONDS = whole_number("a whole number of seconds, 0 or more")
+
+
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of a rank, and what they are when nobody sets them.
+    """The settings of a rank.
 
     A list by rank that is shorter than the number of ranks starts again, as for hosts that are
     all alike.
-
-    Attributes:
-        log_level: the least important of the library's messages to be shown
-        log_on_all_devices: every rank shows its messages, not only the master rank
-        output_on_all_devices: every rank shows its progress and callback output
-        output_dir: the folder for all that each rank prints; empty: it is not kept
-        tensorboard_on_all_devices: every rank writes TensorBoard files
-        fusion_threshold_kb: gradients up to this size are sent together; 0 sends each alone
-        timeline: the file for a trace of what each rank does when; empty: none is made
-        stall_seconds: how long a rank waits for others until there is a warning; 0: for ever
-        grace_seconds: how long a rank may take to end, after SIGTERM, if it does something then
-        no_gpu: use the CPU even where there are GPUs
-        gpus: the GPU of each rank on its host; None: in their own order
-        threads: threads that each rank computes with; None: an even share of the host's cores
-        cores: the cores that each rank is bound to, by the command; None: it is not
-        memory: the NUMA domain whose memory each rank is bound to, by the command
-        network_interfaces: the interface that each rank communicates by, over TCP
-        terminal: what ranks print is shown by a terminal; None: if their own output is one
-        check_seconds: for how long the command waits for hosts that it looks at before a run
     """
 
-    log_level: str = "WARNING"
-    log_on_all_devices: bool = False
-    output_on_all_devices: bool = False
-    output_dir: str = ""
-    tensorboard_on_all_devices: bool = False
-    fusion_threshold_kb: int = 256
-    timeline: str = ""
-    stall_seconds: int = 60
-    grace_seconds: int = 30
-    no_gpu: bool = False
-    gpus: tuple[int, ...] | None = None
-    threads: tuple[int, ...] | None = None
-    cores: tuple[tuple[int, ...], ...] | None = None
-    memory: tuple[int, ...] | None = None
-    network_interfaces: tuple[str, ...] | None = None
-    terminal: bool | None = None
-    check_seconds: int = 30
+    # The least important messages of the library to show.
+    log_level: str = setting(
+        "WARNING",
+        _LEVEL,
+        "TNT_LOG_LEVEL",
+        Option(
+            ("--log-level",),
+            Group.OUTPUT,
+            "show messages of the library from this level up: " + ", ".join(LOG_LEVELS),
+            metavar="LEVEL",
+        ),
+    )
+    log_on_all_devices: bool = setting(
+        False,
+        SWITCH,
+        "TNT_LOG_ON_ALL_DEVICES",
+        Option(
+            ("--log-on-all-devices",),
+            Group.OUTPUT,
+            "show messages of every rank, not only of the master rank",
+        ),
+    )
+    output_on_all_devices: bool = setting(
+        False,
+        SWITCH,
+        "TNT_OUTPUT_ON_ALL_DEVICES",
+        Option(
+            ("--output-on-all-devices",),
+            Group.OUTPUT,
+            "show what every rank prints, with the rank before each line, not only what the "
+            "master rank prints",
+        ),
+    )
+    # The folder for all that each rank prints; empty: it is not kept.
+    output_dir: str = setting(
+        "",
+        _FOLDER,
+        "TNT_OUTPUT_DIR",
+        Option(
+            ("--output-dir",),
+            Group.OUTPUT,
+            "keep all that each rank prints, in one file per rank",
+            metavar="DIR",
+        ),
+        planned=True,
+    )
+    tensorboard_on_all_devices: bool = setting(False, SWITCH, "TNT_TENSORBOARD_ON_ALL_DEVICES")
+    fusion_threshold_kb: int = setting(
+        256,
+        _KILOBYTES,
+        "TNT_FUSION_THRESHOLD",
+        Option(
+            ("--fusion-threshold",),
+            Group.TRAINING,
+            "send gradients up to this size together; 0 sends each on its own",
+            metavar="KB",
+        ),
+    )
+    # The file for a trace of what each rank does when; empty: none is made.
+    timeline: str = setting(
+        "",
+        PATH,
+        "TNT_TIMELINE",
+        Option(
+            ("--timeline",),
+            Group.TRAINING,
+            "record what each rank does when, for Perfetto or chrome://tracing",
+            metavar="FILE",
+        ),
+    )
+    # How long a rank waits for others before there is a warning; 0: forever.
+    stall_seconds: int = setting(
+        60,
+        _SECONDS,
+        "TNT_STALL_TIMEOUT",
+        Option(
+            ("--stall-timeout",),
+            Group.FAILURES,
+            "warn if ranks wait this long for others, and end the run after ten times that; "
+            "0 waits forever, without a warning ({default})",
+            metavar="SECONDS",
+        ),
+    )
+    # How long a rank may take to end after SIGTERM, if it handles the signal.
+    grace_seconds: int = setting(
+        30,
+        _SECONDS,
+        "TNT_GRACE_PERIOD",
+        Option(
+            ("--grace-period",),
+            Group.FAILURES,
+            "how long ranks that handle SIGTERM, to save something, may take for it ({default})",
+            metavar="SECONDS",
+        ),
+    )
+    no_gpu: bool = setting(
+        False,
+        SWITCH,
+        NO_GPU,
+        Option(("--no-gpu", "--no-gpus"), Group.DEVICES, "use the CPU, even if there are GPUs"),
+    )
+    # The GPU of each rank on its host; None: in their own order.
+    gpus: tuple[int, ...] | None = setting(
+        None, whole_numbers("the numbers of GPUs, separated by commas"), GPUS, planned=True
+    )
+    # The threads that each rank computes with; None: an even share of the host's cores.
+    threads: tuple[int, ...] | None = setting(
+        None, whole_numbers("a whole number, 1 or more", 1), THREADS, planned=True
+    )
+    # The cores that each rank is bound to; None: it is not bound.
+    cores: tuple[tuple[int, ...], ...] | None = setting(None, _CORE_LISTS, CORES, planned=True)
+    # The NUMA domain whose memory each rank is bound to; None: it is not bound.
+    memory: tuple[int, ...] | None = setting(
+        None,
+        whole_numbers("the numbers of NUMA domains, separated by commas"),
+        MEMORY,
+        planned=True,
+    )
+    # The network interface that each rank communicates through.
+    network_interfaces: tuple[str, ...] | None = setting(
+        None, _NAMES, NETWORK_INTERFACE, planned=True
+    )
+    # Whether a terminal shows what ranks print; None: if their own output is one.
+    terminal: bool | None = setting(None, SWITCH, TERMINAL, planned=True)
+    # How long hosts may take to answer the command before a run.
+    check_seconds: int = setting(
+        30,
+        whole_number("a whole number of seconds, from 1 to 3600", 1, 3600),
+        "TNT_CHECK_TIMEOUT",
+    )
 
     @property
     def fusion_threshold_bytes(self) -> int:
@@ -102,104 +232,11 @@ def configuration() -> Configuration:
 
 
 def read_configuration(environ: Mapping[str, str]) -> Configuration:
-    """The settings that these variables ask for; an InputError names one that makes no sense."""
-
-    def read(name: str, meaning: Callable[[str], Value], default: Value, expected: str) -> Value:
-        if name not in environ:
-            return default
-        try:
-            return meaning(environ[name].strip())
-        except ValueError:
-            raise InputError(
-                f"The environment variable {name} is {environ[name]!r}: "
-                f"set it to {expected}, or unset it."
-            ) from None
-
-    a_switch = "true or false"
-    default = Configuration()
+    """The settings in these variables; an InputError names one that makes no sense."""
     return Configuration(
-        log_level=read(LOG_LEVEL, log_level, default.log_level, "one of " + ", ".join(LOG_LEVELS)),
-        log_on_all_devices=read(LOG_ON_ALL_DEVICES, _switch, False, a_switch),
-        output_on_all_devices=read(OUTPUT_ON_ALL_DEVICES, _switch, False, a_switch),
-        output_dir=environ.get(OUTPUT_DIR, ""),
-        tensorboard_on_all_devices=read(TENSORBOARD_ON_ALL_DEVICES, _switch, False, a_switch),
-        fusion_threshold_kb=read(
-            FUSION_THRESHOLD,
-            _at_least(0),
-            default.fusion_threshold_kb,
-            "a whole number of kilobytes, 0 or more",
-        ),
-        timeline=environ.get(TIMELINE, ""),
-        stall_seconds=read(
-            STALL_TIMEOUT,
-            _at_least(0),
-            default.stall_seconds,
-            "a whole number of seconds, or 0 to wait for ever",
-        ),
-        grace_seconds=read(
-            GRACE_PERIOD, _at_least(0), default.grace_seconds, "a whole number of seconds"
-        ),
-        no_gpu=read(NO_GPU, _switch, False, a_switch),
-        gpus=read(GPUS, _numbers(0), None, "the numbers of GPUs, separated by commas"),
-        threads=read(THREADS, _numbers(1), None, "a whole number, 1 or more"),
-        cores=read(CORES, _lists, None, "lists of cores, as in 0-3:4-7"),
-        memory=read(MEMORY, _numbers(0), None, "the numbers of NUMA domains, separated by commas"),
-        network_interfaces=read(NETWORK_INTERFACE, _names, None, "names, separated by commas"),
-        terminal=read(TERMINAL, _switch, None, a_switch),
-        check_seconds=read(
-            CHECK_TIMEOUT, _seconds, default.check_seconds, "a whole number of seconds, up to 3600"
-        ),
+        **{
+            name: row.read_variable(environ[row.variable])
+            for name, row in settings_of(Configuration).items()
+            if row.variable in environ
+        }
     )
-
-
-def _switch(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
-
-
-def log_level(text: str) -> str:
-    """The level that is meant; a ValueError if there is none of this name."""
-    level = _OTHER_NAMES.get(text.upper(), text.upper())
-    if level not in LOG_LEVELS:
-        raise ValueError(text)
-    return level
-
-
-def _at_least(smallest: int) -> Callable[[str], int]:
-    def meaning(text: str) -> int:
-        if not text.isdecimal() or int(text) < smallest:
-            raise ValueError(text)
-        return int(text)
-
-    return meaning
-
-
-def _seconds(text: str) -> int:
-    seconds = _at_least(1)(text)
-    if seconds > 3600:
-        raise ValueError(text)
-    return seconds
-
-
-def _numbers(smallest: int) -> Callable[[str], tuple[int, ...]]:
-    def meaning(text: str) -> tuple[int, ...]:
-        return tuple(_at_least(smallest)(part.strip()) for part in text.split(","))
-
-    return meaning
-
-
-def _lists(text: str) -> tuple[tuple[int, ...], ...] | None:
-    if not text:
-        return None
-    parts = text.split(":")
-    lists = tuple(tuple(parse_list(part)) for part in parts if _CORES.fullmatch(part.strip()))
-    if len(lists) < len(parts) or not all(lists):
-        raise ValueError(text)
-    return lists
-
-
-def _names(text: str) -> tuple[str, ...] | None:
-    return tuple(part.strip() for part in text.split(",")) if text else None
