@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tarantella.cli.check import Findings, Report, differences, explain, find_way, refuse
+from tarantella.cli.check import Findings, Report, differences, explain, find_placement, refuse
 from tarantella.cli.host import Host
 from tarantella.cli.network import Interface
 from tarantella.cli.remote import Answer
@@ -28,19 +28,19 @@ def findings(*rdma: tuple[str, ...]) -> Findings:
 
 
 def test_infiniband_that_all_hosts_have_is_left_to_the_library() -> None:
-    assert find_way(HOSTS, COUNTS, findings(("mlx5_0",), ("mlx5_0",)), None).interfaces == {}
-    shared = find_way(HOSTS, COUNTS, findings(("mlx5_0",), ()), None)
+    assert find_placement(HOSTS, COUNTS, findings(("mlx5_0",), ("mlx5_0",)), None).interfaces == {}
+    shared = find_placement(HOSTS, COUNTS, findings(("mlx5_0",), ()), None)
     assert shared.interfaces == {"a": "eth0", "b": "eth0"}
 
 
 @pytest.mark.parametrize("wanted", ["mlx5_0", "mlx5_0:1"])
 def test_an_infiniband_port_is_no_interface_for_the_launcher(wanted: str) -> None:
-    way = find_way(HOSTS, COUNTS, findings(("mlx5_0",), ("mlx5_0",)), wanted)
-    assert way.interfaces == {"a": "mlx5_0:1", "b": "mlx5_0:1"}
-    assert way.interface is None
-    assert way.address == "10.0.0.9"
+    placement = find_placement(HOSTS, COUNTS, findings(("mlx5_0",), ("mlx5_0",)), wanted)
+    assert placement.interfaces == {"a": "mlx5_0:1", "b": "mlx5_0:1"}
+    assert placement.interface is None
+    assert placement.address == "10.0.0.9"
     with pytest.raises(InputError, match="Host b has no network interface"):
-        find_way(HOSTS, COUNTS, findings(("mlx5_0",), ()), wanted)
+        find_placement(HOSTS, COUNTS, findings(("mlx5_0",), ()), wanted)
 
 
 def test_hosts_that_differ_give_one_warning_for_each_thing() -> None:

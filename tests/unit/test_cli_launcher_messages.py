@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarantella.cli.launcher_messages import LauncherWords
+from tarantella.cli.launcher_messages import LauncherMessages
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.streams import StreamFilter
 from tarantella.runtime.announce import ENDED, STARTED, Announcement
@@ -41,7 +41,7 @@ OPEN_MPI_LOST_PEER = (
 
 def filtered(text: str, outcome: Outcome, stream: int, ending: bool = False) -> str:
     """What remains of a text that comes in two pieces."""
-    words = LauncherWords(outcome, ["node1.example.org"], lambda: ending)
+    words = LauncherMessages(outcome, ["node1.example.org"], lambda: ending)
     stream_filter = StreamFilter(words.in_output() if stream == 1 else words.in_errors())
     half = len(text) // 2
     shown = [stream_filter.feed(piece.encode()) for piece in (text[:half], text[half:])]
@@ -66,6 +66,25 @@ def test_banner_about_a_killed_rank_is_heard_and_not_shown(
 def test_what_open_mpi_says_of_a_race_in_itself() -> None:
     line = "[node1:00089] plm:ssh: Warning: setpgid(92,92) failed in parent with errno=...\n"
     assert filtered(line, Outcome(4), 2) == ""
+
+
+MPICH_ABORT = "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM, 7)\n"
+MPICH_ERROR = "Abort(69) on node 1 (rank 1 in comm 0): Fatal error in internal_Init: Other error\n"
+
+
+def test_abort_under_mpich() -> None:
+    outcome = Outcome(2)
+    outcome.hear(Announcement(STARTED, 1, "node1", 12))
+    assert filtered(MPICH_ABORT, outcome, 2) == ""
+    failure = outcome.end(7)
+    assert failure is not None
+    assert (failure.rank, failure.host, failure.status) == (1, "node1", 7)
+
+
+def test_error_in_mpich_is_shown() -> None:
+    outcome = Outcome(2)
+    assert filtered(MPICH_ERROR, outcome, 2) == MPICH_ERROR
+    assert outcome.failure is None
 
 
 def test_abort_under_open_mpi() -> None:

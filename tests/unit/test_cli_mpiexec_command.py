@@ -18,11 +18,11 @@ from tarantella.cli.mpi import (
     IntelHydra,
     Mpiexec,
     OpenMpi,
-    Way,
+    Placement,
     environment_without_run,
     find_mpiexec,
 )
-from tarantella.cli.mpiexec_command import Launch, make_launch
+from tarantella.cli.mpiexec_command import MpiexecCommand, make_mpiexec_command
 from tarantella.cli.options import Options
 from tarantella.cli.plan import make_plan
 from tarantella.cli.schedulers import Ssh
@@ -34,38 +34,38 @@ MPIEXEC = Hydra(Path("/opt/mpi/bin/mpiexec"))
 ASKED = Options(program=("script.py", "a b", ":"), ranks=2)
 
 
-def launch_of(options: Options, environ: dict[str, str]) -> Launch:
+def command_of(options: Options, environ: dict[str, str]) -> MpiexecCommand:
     plan = make_plan(options, [HOST])
-    return make_launch(plan, options, MPIEXEC, environ, Way(None, plan.counts))
+    return make_mpiexec_command(plan, options, MPIEXEC, environ, Placement(None, plan.counts))
 
 
 def test_command_line_runs_the_script_on_every_rank() -> None:
-    launch = launch_of(ASKED, {})
+    command = command_of(ASKED, {})
     local = ("-rmk", "user", "-launcher", "fork")
-    assert launch.command[:7] == ("/opt/mpi/bin/mpiexec", *local, "-n", "2")
-    assert launch.command[-4:] == ("launch.script", "script.py", "a b", "\\:")
-    assert sys.executable in launch.command
-    assert ":" not in launch.command
+    assert command.argv[:7] == ("/opt/mpi/bin/mpiexec", *local, "-n", "2")
+    assert command.argv[-4:] == ("launch.script", "script.py", "a b", "\\:")
+    assert sys.executable in command.argv
+    assert ":" not in command.argv
 
 
 def test_program_without_interpreter_is_run_as_it_is() -> None:
     options = replace(ASKED, interpreter=())
-    launch = launch_of(options, {})
-    assert launch.command[-4:] == ("launch.supervisor", "script.py", "a b", "\\:")
+    command = command_of(options, {})
+    assert command.argv[-4:] == ("launch.supervisor", "script.py", "a b", "\\:")
 
 
 def test_tool_in_front_of_the_interpreter() -> None:
     options = replace(ASKED, interpreter=("tool", "-v", "python3"))
-    command = launch_of(options, {}).command
+    command = command_of(options, {}).argv
     start = command.index("tool")
     assert command[start : start + 3] == ("tool", "-v", "python3")
 
 
 def test_environment_on_gpus() -> None:
-    launch = launch_of(ASKED, {})
-    assert launch.environment["TNT_GPUS"] == "0,1"
-    assert launch.environment["TNT_THREADS"] == "16"
-    assert "TNT_NO_GPU" not in launch.environment
+    command = command_of(ASKED, {})
+    assert command.environment["TNT_GPUS"] == "0,1"
+    assert command.environment["TNT_THREADS"] == "16"
+    assert "TNT_NO_GPU" not in command.environment
 
 
 GIVEN = (
@@ -89,7 +89,7 @@ def test_environment_of_options() -> None:
         timeline="a b.json",
         given=frozenset(GIVEN),
     )
-    environment = launch_of(options, {}).environment
+    environment = command_of(options, {}).environment
     assert environment == {
         "TNT_LOG_LEVEL": "INFO",
         "TNT_LOG_ON_ALL_DEVICES": "true",
@@ -105,40 +105,40 @@ def test_environment_of_options() -> None:
 
 def test_one_rank_is_bound_only_if_it_is_pinned() -> None:
     options = replace(ASKED, ranks=1, no_gpu=True)
-    assert "TNT_CORES" not in launch_of(options, {}).environment
-    pinned = launch_of(replace(options, pin_to_socket=True), {"TNT_CORES": ""})
+    assert "TNT_CORES" not in command_of(options, {}).environment
+    pinned = command_of(replace(options, pin_to_socket=True), {"TNT_CORES": ""})
     assert pinned.environment["TNT_CORES"] == "0-15"
 
 
 def test_what_the_user_has_set_for_ranks_stays() -> None:
-    environment = launch_of(ASKED, {"TNT_THREADS": "3", "TNT_CORES": ""}).environment
+    environment = command_of(ASKED, {"TNT_THREADS": "3", "TNT_CORES": ""}).environment
     assert "TNT_THREADS" not in environment
     assert "TNT_CORES" not in environment
 
 
 def test_the_last_value_of_a_variable_counts() -> None:
     options = replace(ASKED, environment=(("A", "1"), ("TNT_THREADS", "3"), ("B", "2"), ("A", "4")))
-    environment = launch_of(options, {}).environment
+    environment = command_of(options, {}).environment
     assert list(environment.items())[-3:] == [("TNT_THREADS", "3"), ("B", "2"), ("A", "4")]
 
 
 def test_what_the_user_has_set_for_tensorflow_stays() -> None:
-    launch = launch_of(ASKED, {"TF_CPP_MIN_LOG_LEVEL": "0"})
-    assert "TF_CPP_MIN_LOG_LEVEL" not in launch.environment
-    assert not launch.quiet_tensorflow
+    command = command_of(ASKED, {"TF_CPP_MIN_LOG_LEVEL": "0"})
+    assert "TF_CPP_MIN_LOG_LEVEL" not in command.environment
+    assert not command.quiet_tensorflow
 
 
 def test_description_ends_with_a_line_for_the_shell() -> None:
     options = replace(ASKED, environment=(("A", "it's $HOME;"),))
     plan = make_plan(options, [HOST])
-    launch = make_launch(plan, options, MPIEXEC, {}, Way(None, plan.counts))
-    text = describe(plan, launch)
+    command = make_mpiexec_command(plan, options, MPIEXEC, {}, Placement(None, plan.counts))
+    text = describe(plan, command)
     assert "host node: 32 cores, 4 GPUs" in text
     assert "rank 1: GPU 1 (H100), cores 16-31, 16 threads" in text
     words = shlex.split(text.splitlines()[-1])
     assert words[0] == "env"
     assert "A=it's $HOME;" in words
-    assert tuple(words[-len(launch.command) :]) == launch.command
+    assert tuple(words[-len(command.argv) :]) == command.argv
 
 
 @pytest.mark.parametrize("argument", [":", "\\:", "\\\\:", "a:b", "", "\\", "::"])
@@ -195,33 +195,33 @@ def test_mpiexec_of_the_library_that_is_asked_for_among_two(
 def test_open_mpi_beside_another_is_told_where_it_is(tmp_path: Path) -> None:
     launchers = {"mpiexec": Hydra, "ompirun_wrapper": OpenMpi}
     found = find_mpiexec(install(tmp_path, "libmpi.so.40", launchers))
-    assert found.environment(Way(None, {"node": 2}), {})["OPAL_PREFIX"] == str(tmp_path)
+    assert found.environment(Placement(None, {"node": 2}), {})["OPAL_PREFIX"] == str(tmp_path)
 
 
 def test_open_mpi_passes_on_all_variables_to_other_hosts() -> None:
     mpiexec = OpenMpi(Path("/opt/mpi/bin/mpiexec"))
-    way = Way(Ssh(("node", "other"), "myssh"), {"node": 2, "other": 2})
+    placement = Placement(Ssh(("node", "other"), "myssh"), {"node": 2, "other": 2})
     options = replace(ASKED, environment=(("A", "1"),))
     environ = {"HOME": "/root", "PWD": "/root", "OMPI_MCA_btl": "tcp"}
-    launch = make_launch(make_plan(options, [HOST]), options, mpiexec, environ, way)
-    words = launch.command[: launch.command.index("-n")]
+    command = make_mpiexec_command(make_plan(options, [HOST]), options, mpiexec, environ, placement)
+    words = command.argv[: command.argv.index("-n")]
     names = [name for option, name in pairwise(words) if option == "-x"]
     assert {"HOME", "A", "TNT_RUN_ID", "TNT_HEARTBEAT", "LD_LIBRARY_PATH"} <= set(names)
     assert not {"PWD", "OMPI_MCA_btl"} & set(names)
-    assert launch.environment["PRTE_MCA_plm_ssh_agent"] == "myssh -o BatchMode=yes"
+    assert command.environment["PRTE_MCA_plm_ssh_agent"] == "myssh -o BatchMode=yes"
 
 
 def test_way_to_the_hosts_that_the_user_has_told_open_mpi_stays() -> None:
-    way = Way(Ssh(("other",)), {"other": 1})
+    placement = Placement(Ssh(("other",)), {"other": 1})
     environ = {"PRTE_MCA_plm_ssh_agent": "rsh"}
-    added = OpenMpi(Path("/opt/mpi/bin/mpiexec")).environment(way, environ)
+    added = OpenMpi(Path("/opt/mpi/bin/mpiexec")).environment(placement, environ)
     assert "PRTE_MCA_plm_ssh_agent" not in added
 
 
 def test_intel_mpi_reads_other_variables_than_mpich() -> None:
-    way = Way(Ssh(("other",)), {"other": 1})
+    placement = Placement(Ssh(("other",)), {"other": 1})
     environ = {"HYDRA_LAUNCHER_EXEC": "myssh", "HYDRA_LAUNCHER_EXTRA_ARGS": "-o BatchMode=yes"}
-    added = IntelHydra(Path("/opt/mpi/bin/mpiexec")).environment(way, environ)
+    added = IntelHydra(Path("/opt/mpi/bin/mpiexec")).environment(placement, environ)
     assert added["I_MPI_HYDRA_BOOTSTRAP_EXEC"] == "myssh"
     assert added["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == "-o BatchMode=yes"
 

@@ -12,9 +12,9 @@ from tarantella.runtime import times
 from tarantella.runtime.announce import (
     ELSEWHERE,
     FINISHED,
-    GOES_ON,
     JOINED,
     JOINS,
+    RESUMED,
     STOPPED,
     WAITS,
     Announcement,
@@ -163,7 +163,7 @@ def test_one_that_is_stopped_while_nobody_waits(monkeypatch: pytest.MonkeyPatch)
     stalls.warning()
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 80)
     assert stalls.failure() is None
-    stalls.hear(Announcement(GOES_ON, 2, "node2", 17))
+    stalls.hear(Announcement(RESUMED, 2, "node2", 17))
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 700)
     assert stalls.failure() is None
     stalls.hear(stopped(2))

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tarantella.cli.rank_prefix import MarkedLines
+from tarantella.cli.rank_prefix import RankPrefix
 from tarantella.launch import entry
 from tarantella.launch.isolation import is_cut_off
-from tarantella.launch.output_tail import LastWords
+from tarantella.launch.output_tail import OutputTail
 from tarantella.runtime.announce import PRINTED, Announcement, announce, parse, prints
 
 
 def test_everything_is_kept_if_it_is_little() -> None:
-    words = LastWords()
+    words = OutputTail()
     words.add(1, b"out\n")
     words.add(2, b"err")
     assert words.take() == [(1, b"out\n"), (2, b"err")]
@@ -28,7 +28,7 @@ def test_everything_is_kept_if_it_is_little() -> None:
 
 @pytest.mark.parametrize("size", [10, 3000, 100_000])
 def test_of_much_the_last_lines_are_kept(size: int) -> None:
-    words = LastWords()
+    words = OutputTail()
     text = b"".join(b"line %d\n" % number for number in range(20_000))
     for start in range(0, len(text), size):
         words.add(1, text[start : start + size])
@@ -39,7 +39,7 @@ def test_of_much_the_last_lines_are_kept(size: int) -> None:
 
 
 def test_a_line_without_end() -> None:
-    words = LastWords()
+    words = OutputTail()
     words.add(1, b"x" * 1_000_000)
     [(_, kept)] = words.take()
     assert 1000 < len(kept) < 20_000
@@ -55,7 +55,7 @@ def test_what_is_printed_arrives_in_marked_lines(
             announce(each, file.fileno())
     lines = (tmp_path / "news").read_bytes().splitlines(keepends=True)
     assert max(map(len, lines)) <= 4096  # what a pipe takes in one piece
-    marked = MarkedLines(name_hosts=True)
+    marked = RankPrefix(name_hosts=True)
     shown = b"".join(marked.add(parse(line, "run")) for line in lines) + marked.finish(1)
     expected = [b"[rank 3 on node] " + line + b"\n" for line in text.split(b"\n")]
     assert shown == b"".join(expected)
@@ -66,7 +66,7 @@ def test_lines_of_ranks_are_put_together_and_noise_is_left_out() -> None:
         [news] = prints(PRINTED, rank, "node", 2, text)
         return news
 
-    marked = MarkedLines(name_hosts=False, hidden=[b"noise"])
+    marked = RankPrefix(name_hosts=False, hidden=[b"noise"])
     assert marked.add(piece(0, b"half ")) == b""
     assert marked.add(piece(1, b"noise of TensorFlow\nwhole\n")) == b"[rank 1] whole\n"
     assert marked.add(piece(0, b"line\n")) == b"[rank 0] half line\n"

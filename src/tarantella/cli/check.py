@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tarantella.cli.host import Host, host_from
-from tarantella.cli.mpi import Way
+from tarantella.cli.mpi import Placement
 from tarantella.cli.network import Interface, check_interface, common_interfaces
 from tarantella.cli.options import Options
 from tarantella.cli.probe import versions
@@ -96,9 +96,9 @@ def check(allocation: Allocation, question: dict[str, Any], seconds: int) -> Fin
     return Findings(allocation.hosts, reports, problems)
 
 
-def find_way(
+def find_placement(
     allocation: Allocation, counts: Mapping[str, int], findings: Findings, wanted: str | None
-) -> Way:
+) -> Placement:
     """How ranks get to the hosts, and to each other.
 
     Args:
@@ -126,7 +126,7 @@ def find_way(
             address = common[here].host
     mine = chosen.get(here or "")
     launching = None if mine is None or ":" in mine else mine
-    return Way(allocation, counts, chosen, launching, address)
+    return Placement(allocation, counts, chosen, launching, address)
 
 
 def without_problems(findings: Findings) -> Findings:

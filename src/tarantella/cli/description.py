@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 
 from tarantella.cli.host import Host, format_list
-from tarantella.cli.mpiexec_command import Launch
+from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.plan import Plan, Rank
 
 
-def describe(plan: Plan, launch: Launch) -> str:
+def describe(plan: Plan, command: MpiexecCommand) -> str:
     """Hosts and ranks, the environment that is added, and a command line to paste into a shell."""
     lines: list[str] = []
-    if launch.allocation is not None:
+    if command.allocation is not None:
         lines += [
             "The hosts were not asked: they are taken to be like this machine, with as many",
             "GPUs as ranks where --n-per-node gives their number.",
@@ -20,9 +20,9 @@ def describe(plan: Plan, launch: Launch) -> str:
     for host in plan.hosts:
         lines.append(f"host {host.name}: {_count(len(host.cores), 'core')}, {_gpus(host)}")
         lines += [f"  rank {rank.number}: {_devices(rank, host)}" for rank in plan.ranks_of(host)]
-    variables = [shlex.quote(f"{name}={value}") for name, value in launch.environment.items()]
+    variables = [shlex.quote(f"{name}={value}") for name, value in command.environment.items()]
     lines += ["environment:", *(f"  {variable}" for variable in variables)]
-    lines += ["command:", "  " + " ".join(["env", *variables, shlex.join(launch.command)])]
+    lines += ["command:", "  " + " ".join(["env", *variables, shlex.join(command.argv)])]
     return "\n".join(lines) + "\n"
 
 

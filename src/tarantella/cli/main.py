@@ -1,4 +1,4 @@
-"""The command `tarantella`."""
+"""The command `tarantella`: from its arguments to its exit status."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tarantella.cli import console
 from tarantella.cli.check import (
+    Findings,
     check,
     differences,
-    find_way,
+    find_placement,
     question_for,
     refuse,
     table,
@@ -26,20 +28,20 @@ from tarantella.cli.command_line import parse
 from tarantella.cli.description import describe
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
-from tarantella.cli.mpi import Way, environment_without_run, find_mpiexec
-from tarantella.cli.mpiexec_command import make_launch
+from tarantella.cli.mpi import Placement, environment_without_run, find_mpiexec
+from tarantella.cli.mpiexec_command import make_mpiexec_command
 from tarantella.cli.network import check_interface, find_interfaces, find_rdma_devices
 from tarantella.cli.options import Options
-from tarantella.cli.plan import make_plan
+from tarantella.cli.plan import Plan, make_plan
 from tarantella.cli.remote import is_here
-from tarantella.cli.run import Mark, run, say
+from tarantella.cli.run import RunIdentity, run
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
-from tarantella.cli.signals import Stopped, Stops, stop_signals
+from tarantella.cli.signals import Stopped, StopSignals, handled_signals
 from tarantella.errors import InputError
 from tarantella.runtime.announce import RESTARTS
 from tarantella.runtime.configuration import LOG_LEVELS, Configuration, read_configuration
+from tarantella.runtime.failure import BAD_INPUT
 
-BAD_INPUT = 2
 _BROKEN_PIPE = 141
 
 
@@ -72,13 +74,15 @@ def _main(arguments: Sequence[str]) -> int:
     options = replace(options, no_gpu=settings.no_gpu)
     environ = environment_without_run(os.environ)
     allocation = _allocation(options, environ)
-    with stop_signals() as stops:
-        stops.arm()
+    with handled_signals() as stop_signals:
+        stop_signals.arm()
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
-        _warn(options.notes, settings.log_level, "tarantella: ")
-        return _run_with_restarts(options, settings, environ, allocation, stops)
+        if _shows("WARNING", settings):
+            for note in options.notes:
+                console.show(note)
+        return _run_with_restarts(options, settings, environ, allocation, stop_signals)
 
 
 def _run_with_restarts(
@@ -86,19 +90,21 @@ def _run_with_restarts(
     settings: Configuration,
     environ: dict[str, str],
     allocation: Allocation | None,
-    stops: Stops,
+    stop_signals: StopSignals,
 ) -> int:
     restarts = 0
-    mark = Mark()
+    identity = RunIdentity()
     while True:
         environ[RESTARTS] = str(restarts)
         may_lose_hosts = options.allow_fewer_hosts and restarts > 0
-        status = _run(options, settings, environ, allocation, stops, may_lose_hosts, mark)
-        if status in (0, BAD_INPUT) or stops.came or restarts == options.max_restarts:
+        status = _run(
+            options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
+        )
+        if status in (0, BAD_INPUT) or stop_signals.received or restarts == options.max_restarts:
             return status
         restarts += 1
-        say(f"restart {restarts} of {options.max_restarts}.")
-        stops.arm()
+        console.show(f"restart {restarts} of {options.max_restarts}.")
+        stop_signals.arm()
 
 
 def _run(
@@ -106,46 +112,62 @@ def _run(
     settings: Configuration,
     environ: dict[str, str],
     allocation: Allocation | None,
-    stops: Stops,
+    stop_signals: StopSignals,
     may_lose_hosts: bool,
-    mark: Mark,
+    identity: RunIdentity,
 ) -> int:
+    """Plan the ranks and run them once; returns the exit status."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
     if allocation is not None:
         environ = allocation.launcher_environment(environ)
     seen_by_ranks = {**environ, **dict(options.environment)}
-    level = settings.log_level
     if allocation is None:
         _check_this_machine(options)
         plan = make_plan(options, [this_host(seen_by_ranks)])
-        way = Way(None, plan.counts)
+        placement = Placement(None, plan.counts)
     elif options.dry_run:
         here = this_host(seen_by_ranks)
         plan = make_plan(options, assumed_hosts(allocation.hosts, here, options.ranks_per_host))
         wanted = options.network_interface
-        way = Way(allocation, plan.counts, dict.fromkeys(plan.counts, wanted) if wanted else {})
+        interfaces = dict.fromkeys(plan.counts, wanted) if wanted else {}
+        placement = Placement(allocation, plan.counts, interfaces)
     else:
         question = question_for(options, str(mpiexec.path), seen_by_ranks)
         findings = check(allocation, question, settings.check_seconds)
-        if may_lose_hosts and 0 < len(findings.problems) < len(findings.hosts):
-            _warn([f"The run goes on without host {name}: {advice}"
-                   for name, (_, advice) in findings.problems.items()], level)  # fmt: skip
-            findings = without_problems(findings)
-            allocation = replace(allocation, hosts=findings.hosts)
-        refuse(findings)
-        if _shows("INFO", level):
-            print(table(findings), file=sys.stderr, flush=True)
-        plan = make_plan(options, [each.host for each in findings.reports.values()])
-        way = find_way(allocation, plan.counts, findings, options.network_interface)
-        _warn(differences(plan.hosts), level)
-    launch = make_launch(plan, options, mpiexec, environ, way, terminal=os.isatty(1))
-    _warn(plan.warnings, level)
+        plan, placement = _plan_for(allocation, findings, options, settings, may_lose_hosts)
+    command = make_mpiexec_command(
+        plan, options, mpiexec, environ, placement, terminal=os.isatty(1)
+    )
+    _warn(plan.warnings, settings)
     if options.dry_run:
-        os.write(1, os.fsencode(describe(plan, launch)))
+        os.write(1, os.fsencode(describe(plan, command)))
         return 0
     if options.output_dir:
         _make_folder(options.output_dir)
-    return run(launch, environ, stops, mark)
+    return run(command, environ, stop_signals, identity)
+
+
+def _plan_for(
+    allocation: Allocation,
+    findings: Findings,
+    options: Options,
+    settings: Configuration,
+    may_lose_hosts: bool,
+) -> tuple[Plan, Placement]:
+    """The plan for several hosts after they were checked; an InputError if one has a problem."""
+    if may_lose_hosts and 0 < len(findings.problems) < len(findings.hosts):
+        problems = findings.problems.items()
+        _warn((f"The run goes on without host {name}: {advice}"
+               for name, (_, advice) in problems), settings)  # fmt: skip
+        findings = without_problems(findings)
+        allocation = replace(allocation, hosts=findings.hosts)
+    refuse(findings)
+    if _shows("INFO", settings):
+        print(table(findings), file=sys.stderr, flush=True)
+    plan = make_plan(options, [each.host for each in findings.reports.values()])
+    placement = find_placement(allocation, plan.counts, findings, options.network_interface)
+    _warn(differences(plan.hosts), settings)
+    return plan, placement
 
 
 def _check_directory() -> None:
@@ -164,17 +186,17 @@ def _make_folder(name: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise InputError(
-            f"--output-dir {name} cannot be used ({error.strerror}): name a folder that can be "
-            "written to, or made."
+            f"--output-dir {name} cannot be used ({error.strerror}): name a folder that you can "
+            "write to, or create."
         ) from None
 
 
 def _check_this_machine(options: Options) -> None:
-    """What hosts are asked about, for a run on this machine only."""
+    """What a check of hosts finds out, for a run on this machine only."""
     if options.pin_memory_to_socket and shutil.which("numactl") is None:
         raise InputError(
             "--pin-memory-to-socket needs the program numactl, which is not on the PATH: install "
-            "it, or leave the option out."
+            "it, or leave out the option."
         )
     if options.network_interface is not None:
         check_interface(
@@ -195,7 +217,7 @@ def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | No
         except InputError:
             given = None  # the hostfile is the way out
         if given is not None and set(hosts) <= set(given.hosts):
-            # The scheduler knows the way, and counts its hosts in its own order.
+            # The scheduler can reach them, and numbers its hosts in its own order.
             found = replace(given, hosts=tuple(host for host in given.hosts if host in hosts))
         else:
             found = Ssh.to(hosts, environ)
@@ -206,19 +228,19 @@ def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | No
     return found
 
 
-def _warn(warnings: Iterable[str], level: str, start: str = "tarantella WARNING: ") -> None:
-    if _shows("WARNING", level):
+def _warn(warnings: Iterable[str], settings: Configuration) -> None:
+    if _shows("WARNING", settings):
         for warning in warnings:
-            say(warning, start)
+            console.warn(warning)
 
 
-def _shows(message: str, level: str) -> bool:
-    """Whether messages of a level are shown if this one is asked for."""
-    return LOG_LEVELS.index(level) <= LOG_LEVELS.index(message)
+def _shows(level: str, settings: Configuration) -> bool:
+    """Whether messages of a level are shown."""
+    return LOG_LEVELS.index(settings.log_level) <= LOG_LEVELS.index(level)
 
 
 def _open_standard_streams() -> None:
-    """Put /dev/null where a standard stream is closed, or a pipe would get its number."""
+    """Open /dev/null where a standard stream is closed, so that no pipe gets its number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

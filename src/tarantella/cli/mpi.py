@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tarantella.cli.processes import MARKS
+from tarantella.cli.processes import RUN_VARIABLES
 from tarantella.cli.schedulers import Allocation, Ssh
 from tarantella.errors import InputError
 from tarantella.launch import entry
@@ -33,7 +33,7 @@ _OPEN_MPI_BESIDE = "ompirun_wrapper"
 # Variables that describe the run we are in ourselves, if any, and would confuse the new one.
 _OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL")
 # The same of a run of ours: what marks it, and what its command has planned for its ranks.
-_OURS = (*MARKS, RANK_PROCESS, ONE_BY_ONE)
+_OURS = (*RUN_VARIABLES, RANK_PROCESS, ONE_BY_ONE)
 _PLANNED = (
     *(row.variable for row in settings_of(Configuration).values() if row.planned),
     "HYDRA_LAUNCHER_EXTRA_ARGS",
@@ -41,7 +41,7 @@ _PLANNED = (
 
 
 @dataclass(frozen=True)
-class Way:
+class Placement:
     """How the ranks get to the hosts.
 
     Attributes:
@@ -75,23 +75,25 @@ class Mpiexec(ABC):
 
     path: Path
 
-    def command(self, way: Way, variables: Iterable[str], program: list[str]) -> list[str]:
+    def command(
+        self, placement: Placement, variables: Iterable[str], program: list[str]
+    ) -> list[str]:
         """The command line that starts a program on all ranks.
 
         Args:
-            way: the hosts
+            placement: the hosts
             variables: the names of the variables that the ranks must have
             program: what runs there
         """
-        ranks = ["-n", str(sum(way.counts.values()))]
-        return [str(self.path), *self.options(way, variables), *ranks, *program]
+        ranks = ["-n", str(sum(placement.counts.values()))]
+        return [str(self.path), *self.options(placement, variables), *ranks, *program]
 
     @abstractmethod
-    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+    def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         """Its options for ranks on these hosts and no others, wherever a scheduler has put us, host
         by host, and with all cores of a host open to each of its ranks."""
 
-    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that it, or its library, needs in addition."""
         return {}
 
@@ -99,22 +101,22 @@ class Mpiexec(ABC):
 class Hydra(Mpiexec):
     """That of MPICH. It passes on all variables."""
 
-    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
-        if way.allocation is None:
+    def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
+        if placement.allocation is None:
             return ["-rmk", "user", "-launcher", "fork"]
         # Without an address, hosts have to know this machine by the name it has for itself.
-        back = self._way_back(way)
-        launcher = way.allocation.launcher
-        return ["-rmk", "user", "-launcher", launcher, *back, "-hosts", way.hosts]
+        back = self._return_address(placement)
+        launcher = placement.allocation.launcher
+        return ["-rmk", "user", "-launcher", launcher, *back, "-hosts", placement.hosts]
 
-    def _way_back(self, way: Way) -> list[str]:
-        return ["-localhost", way.address] if way.address else []
+    def _return_address(self, placement: Placement) -> list[str]:
+        return ["-localhost", placement.address] if placement.address else []
 
 
 class IntelHydra(Hydra):
     """That of Intel MPI, which comes from MPICH's."""
 
-    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
         # Cores are shared out by us, and whoever is killed at once cannot tell why. The others are
         # its names for what MPICH's reads.
         names = {"EXEC": "HYDRA_LAUNCHER_EXEC", "EXEC_EXTRA_ARGS": "HYDRA_LAUNCHER_EXTRA_ARGS"}
@@ -125,8 +127,8 @@ class IntelHydra(Hydra):
             if environ.get(name) and f"I_MPI_HYDRA_BOOTSTRAP_{own}" not in environ
         }
 
-    def _way_back(self, way: Way) -> list[str]:
-        return ["-iface", way.interface] if way.interface else []
+    def _return_address(self, placement: Placement) -> list[str]:
+        return ["-iface", placement.interface] if placement.interface else []
 
 
 class OpenMpi(Mpiexec):
@@ -135,18 +137,18 @@ class OpenMpi(Mpiexec):
     # Those are for a host to know by itself, or for Open MPI.
     _not_passed_on = re.compile(r"(OMPI|OPAL|PMIX|PRTE|SSH)_.*|HOSTNAME|PWD")
 
-    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
+    def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         # What ranks print comes at once, not line by line.
         options = ["--oversubscribe", "--bind-to", "none", "--stream-buffering", "0"]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
-        if way.allocation is None:
+        if placement.allocation is None:
             return options
         names = [name for name in variables if not self._not_passed_on.fullmatch(name)]
         passed_on = [word for name in names for word in ("-x", name)]
-        return [*options, "--map-by", "slot", "--host", way.hosts, *passed_on]
+        return [*options, "--map-by", "slot", "--host", placement.hosts, *passed_on]
 
-    def environment(self, way: Way, environ: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
         library = str(self.path.parent.parent / "lib")
         paths = [path for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
         added = {
@@ -156,22 +158,22 @@ class OpenMpi(Mpiexec):
             "OMPI_MCA_plm": "rsh",
             "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
             "PRTE_MCA_plm": "ssh",
-            **_agent(way.allocation, environ),
+            **_agent(placement.allocation, environ),
             ONE_BY_ONE: "true",
             "LD_LIBRARY_PATH": ":".join([*(path for path in paths if path != library), library]),
             **prefix_of(self.path),
         }
-        if way.allocation is not None and way.interface:
-            added |= {"PRTE_MCA_prte_if_include": way.interface}
-            added |= {"OMPI_MCA_oob_tcp_if_include": way.interface}
+        if placement.allocation is not None and placement.interface:
+            added |= {"PRTE_MCA_prte_if_include": placement.interface}
+            added |= {"OMPI_MCA_oob_tcp_if_include": placement.interface}
         return added
 
 
 class AnyMpiexec(Mpiexec):
     """One that we do not know: it has to find the hosts by itself."""
 
-    def options(self, way: Way, variables: Iterable[str]) -> list[str]:
-        if way.allocation is not None:
+    def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
+        if placement.allocation is not None:
             raise InputError(
                 f"Tarantella does not know the launcher {self.path}, and how to start ranks on "
                 "several hosts with it: use that of MPICH, Intel MPI or Open MPI, or start the "

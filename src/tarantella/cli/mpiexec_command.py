@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tarantella.cli.host import format_list
-from tarantella.cli.mpi import Mpiexec, Way
+from tarantella.cli.mpi import Mpiexec, Placement
 from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, Rank
-from tarantella.cli.processes import MARKS
+from tarantella.cli.processes import RUN_VARIABLES
 from tarantella.cli.schedulers import Allocation
 from tarantella.launch import entry
 from tarantella.launch.mpiexec_quoting import escaped
@@ -22,20 +22,20 @@ TENSORFLOW_LOG = "TF_CPP_MIN_LOG_LEVEL"
 
 
 @dataclass(frozen=True)
-class Launch:
+class MpiexecCommand:
     """How the ranks are started.
 
     Attributes:
-        command: the command line
+        argv: the command line
         environment: the variables that are added to the environment for it, in order
         hosts: the host of each rank
         script: what identifies the script that they run
         allocation: the hosts that they run on; None: this machine only
         runs_script: whether it is a script of Python
-        quiet_tensorflow: hide what TensorFlow says on its way up, and would say on every rank
+        quiet_tensorflow: hide what TensorFlow says on its placement up, and would say on every rank
     """
 
-    command: tuple[str, ...]
+    argv: tuple[str, ...]
     environment: dict[str, str]
     hosts: tuple[str, ...]
     script: str
@@ -44,14 +44,14 @@ class Launch:
     quiet_tensorflow: bool = True
 
 
-def make_launch(
+def make_mpiexec_command(
     plan: Plan,
     options: Options,
     mpiexec: Mpiexec,
     environ: Mapping[str, str],
-    way: Way,
+    placement: Placement,
     terminal: bool = False,
-) -> Launch:
+) -> MpiexecCommand:
     """What starts the ranks of a plan from a process with this environment.
 
     Args:
@@ -59,21 +59,21 @@ def make_launch(
         options: What the user has asked for.
         mpiexec: What starts them.
         environ: The environment of this process.
-        way: How they get to their hosts.
+        placement: How they get to their hosts.
         terminal: Whether what they print is shown by a terminal.
     """
-    environment = mpiexec.environment(way, environ) | _environment(
-        plan, options, environ, way.interfaces, terminal
+    environment = mpiexec.environment(placement, environ) | _environment(
+        plan, options, environ, placement.interfaces, terminal
     )
     supervised = [sys.executable, "-I", "-S", entry.__file__, "launch.supervisor"]
     program = supervised + escaped(_program(options))
     user_decides = TENSORFLOW_LOG in environ or TENSORFLOW_LOG in dict(options.environment)
-    return Launch(
-        tuple(mpiexec.command(way, [*{**environ, **environment}, *MARKS], program)),
+    return MpiexecCommand(
+        tuple(mpiexec.command(placement, [*{**environ, **environment}, *RUN_VARIABLES], program)),
         environment,
         tuple(rank.host for rank in plan.ranks),
         script_of(options),
-        way.allocation,
+        placement.allocation,
         runs_script=options.runs_script,
         quiet_tensorflow=not user_decides,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tarantella.launch.mpich_abort import exit_status
 from tarantella.runtime import times
 from tarantella.runtime.announce import (
     ENDED,
@@ -18,19 +18,6 @@ from tarantella.runtime.announce import (
     Announcement,
 )
 
-_MPICH_ABORT = re.compile(rb"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+)")
-_OPEN_MPI_ABORT = re.compile(
-    rb"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator MPI_COMM_WORLD\s"
-    rb".*?errorcode:? (?P<code>-?\d+)",
-    re.DOTALL | re.IGNORECASE,
-)
-_HYDRA_KILLED = re.compile(
-    rb"RUNNING AT (?P<host>\S+)\s*=\s*(?:EXIT CODE|KILLED BY SIGNAL): (?P<signal>\d+)"
-)
-_OPEN_MPI_KILLED = re.compile(
-    rb"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
-    rb"\s+signal (?P<signal>\d+)"
-)
 _LIKELY = {
     "SIGKILL": "perhaps because memory ran out",
     "SIGSEGV": "a crash in compiled code",
@@ -75,7 +62,7 @@ class Outcome:
         self._scripts = scripts
         self._hosts: dict[int, str] = {}
         self._heard: dict[int, float] = {}
-        self._last_words: dict[int, list[Announcement]] = {}
+        self._tails: dict[int, list[Announcement]] = {}
         self._finished: set[int] = set()
         self._ended: set[int] = set()
         self._left: dict[int, float] = {}
@@ -102,7 +89,7 @@ class Outcome:
             if news.launcher not in (known := self.launchers.setdefault(news.host, [])):
                 known.append(news.launcher)
         elif news.kind == PRINTED_LAST:
-            self._last_words.setdefault(news.rank, []).append(news)
+            self._tails.setdefault(news.rank, []).append(news)
         elif news.kind == FINISHED:
             self._finished.add(news.rank)
         elif news.kind == FAILED:
@@ -173,39 +160,24 @@ class Outcome:
             )
             self._fail(Failure(missing[0], host_of[missing[0]], cause, 1))
 
-    def last_words(self) -> list[Announcement]:
-        """What the rank that failed has printed last, if that was not shown."""
+    def output_of_failed_rank(self) -> list[Announcement]:
+        """What the rank that failed has printed last, if that was not shown yet."""
         rank = None if self.failure is None else self.failure.rank
-        return [] if rank is None else self._last_words.pop(rank, [])
+        return [] if rank is None else self._tails.pop(rank, [])
 
-    def hear_abort(self, text: bytes) -> None:
-        """Take note of a rank's own call of MPI_Abort, from what MPICH or Open MPI prints."""
-        match = _MPICH_ABORT.search(text) or _OPEN_MPI_ABORT.search(text)
-        if match:
-            code, rank = int(match["code"]), int(match["rank"])
-            cause = f"it called MPI_Abort (exit status {code})"
-            self._fail(Failure(rank, self._hosts.get(rank, "?"), cause, code & 0xFF or 1))
+    def hear_abort(self, rank: int, code: int) -> None:
+        """A rank has called MPI_Abort with this error code."""
+        cause = f"it called MPI_Abort (exit status {code})"
+        self._fail(Failure(rank, self._hosts.get(rank, "?"), cause, exit_status(code)))
 
-    def hear_bad_termination(self, banner: bytes) -> None:
-        """Take note of a killed supervisor, from what the launcher prints about it.
+    def hear_killed(self, rank: int | None, host: str, number: int) -> None:
+        """The launcher has seen that a signal ended a supervisor; None: it does not know whose."""
+        cause, status = describe_end(-number)
+        self._killed = Failure(rank, host, cause, status)
 
-        Hydra may name one of the others there, which it has killed itself in consequence.
-        """
-        match = _HYDRA_KILLED.search(banner) or _OPEN_MPI_KILLED.search(banner)
-        if match:
-            cause, status = describe_end(-int(match["signal"]))
-            rank = int(match["rank"]) if "rank" in match.re.groupindex else None
-            self._killed = Failure(rank, match["host"].decode(errors="replace"), cause, status)
-
-    def hear_launcher(self, line: bytes) -> None:
-        """Take note of what the launcher says of itself."""
-        if b"no port to bind" in line:
-            self._hint = (
-                "no port is free in the range that a variable like MPIEXEC_PORT_RANGE or "
-                "MPICH_PORT_RANGE names: widen it, or unset it"
-            )
-        elif b"check for firewalls" in line:
-            self._hint = "a host cannot connect to this machine: look for a firewall between them"
+    def hear_hint(self, hint: str) -> None:
+        """Why the launcher itself may fail."""
+        self._hint = hint
 
     def end(self, status: int) -> Failure | None:
         """What the run came to, given the status of mpiexec; None if every rank ended well."""

@@ -22,7 +22,7 @@ from tarantella.runtime.launcher import find_launch
 
 SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
 COMMAND = "TNT_COMMAND"  # the process of the command that started it
-MARKS = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # all that a run has of its own
+RUN_VARIABLES = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # all that a run has of its own
 
 _PROC = Path("/proc")
 

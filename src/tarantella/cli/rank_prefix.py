@@ -1,4 +1,4 @@
-"""What many ranks print, as whole lines with the rank in front, never one inside of another."""
+"""The output of many ranks as whole lines, each with its rank in front: `[rank 3] ...`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from tarantella.runtime.announce import Announcement
 
 
-class MarkedLines:
-    """Puts the pieces together that ranks send home.
+class RankPrefix:
+    """Joins the pieces of output that ranks announce to lines, with the rank in front.
 
     Args:
-        name_hosts: mark the lines with the host as well
-        hidden: how lines begin that nobody wants to see
+        name_hosts: put the host in front as well
+        hidden: the starts of lines that are left out
     """
 
     def __init__(self, name_hosts: bool, hidden: Sequence[bytes] = ()) -> None:
@@ -23,22 +23,22 @@ class MarkedLines:
     def add(self, news: Announcement) -> bytes:
         """Take the next piece; returns the lines that are complete with it."""
         key = (news.rank, news.stream)
-        mark, start = self._unfinished.pop(key, (self._mark(news), b""))
+        prefix, start = self._unfinished.pop(key, (self._prefix(news), b""))
         *lines, rest = (start + news.printed).split(b"\n")
         if rest:
-            self._unfinished[key] = (mark, rest)
-        return b"".join(self._marked(mark, line) for line in lines)
+            self._unfinished[key] = (prefix, rest)
+        return b"".join(self._line(prefix, line) for line in lines)
 
     def finish(self, stream: int) -> bytes:
         """Nothing more is coming: returns the lines of a stream that have no end."""
         keys = [key for key in self._unfinished if key[1] == stream]
-        return b"".join(self._marked(*self._unfinished.pop(key)) for key in keys)
+        return b"".join(self._line(*self._unfinished.pop(key)) for key in keys)
 
-    def _mark(self, news: Announcement) -> bytes:
+    def _prefix(self, news: Announcement) -> bytes:
         host = f" on {news.host}" if self._name_hosts else ""
         return f"[rank {news.rank}{host}] ".encode(errors="replace")
 
-    def _marked(self, mark: bytes, line: bytes) -> bytes:
+    def _line(self, prefix: bytes, line: bytes) -> bytes:
         if self._hidden and line.startswith(self._hidden):
             return b""
-        return mark + line + b"\n"
+        return prefix + line + b"\n"

@@ -19,12 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tarantella.cli.processes import MARKS
+from tarantella.cli.processes import RUN_VARIABLES
 from tarantella.cli.schedulers import Allocation
 from tarantella.launch import entry
 from tarantella.runtime import times
 
-_MARK = "\x1etarantella-answer:"
+_ANSWER = "\x1etarantella-answer:"
 _AT_ONCE = 256
 # By these, programs on a host know the address of whoever has started them there; ours are another
 # matter.
@@ -52,7 +52,7 @@ def ask_all(allocation: Allocation, role: str, question: Any, seconds: int) -> d
     given_up = threading.Event()
     text = json.dumps([question, seconds]).encode()
     # What asks is no part of a run, though a rank of it may ask.
-    dropped = (*ASKED_FROM, *MARKS)
+    dropped = (*ASKED_FROM, *RUN_VARIABLES)
     environ = {name: value for name, value in os.environ.items() if name not in dropped}
 
     def ask(host: str) -> Answer:
@@ -97,7 +97,7 @@ def answer(reply: Callable[[Any], Any]) -> int:
     """The program on the other side: answers one question, or ends when the time is up."""
     question, seconds = json.loads(sys.stdin.buffer.read())
     signal.alarm(seconds)  # whoever has asked may be gone
-    print(f"\n{_MARK}{json.dumps(reply(question))}", flush=True)
+    print(f"\n{_ANSWER}{json.dumps(reply(question))}", flush=True)
     return 0
 
 
@@ -117,9 +117,9 @@ def is_here(host: str) -> bool:
 def _answer_in(output: bytes) -> Any:
     """The answer in what was printed, among whatever a shell has to say when it starts."""
     for line in output.decode(errors="replace").split("\n"):
-        if line.startswith(_MARK):
+        if line.startswith(_ANSWER):
             with suppress(ValueError):  # it was cut off
-                return json.loads(line[len(_MARK) :])
+                return json.loads(line[len(_ANSWER) :])
     return None
 
 

@@ -1,4 +1,4 @@
-"""The signals that ask the command to end, at whatever point it is."""
+"""The signals that ask the command to end, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
@@ -18,52 +18,55 @@ class Stopped(BaseException):
         self.number = number
 
 
-class Stops:
-    """Turns the signals that ask us to end into an exception, once there is something to end."""
+class StopSignals:
+    """Turns these signals into an exception while armed, and remembers them otherwise."""
 
     def __init__(self) -> None:
         self._armed = False
-        self._came: int | None = None
+        self._number: int | None = None
+
+    @property
+    def received(self) -> bool:
+        """Whether the command was asked to end."""
+        return self._number is not None
 
     def arm(self) -> None:
+        """Have the next signal raise `Stopped`, and one that has come already at once."""
         self._armed = True
-        if self._came is not None:
-            raise Stopped(self._came)
+        if self._number is not None:
+            raise Stopped(self._number)
 
     def arm_again(self) -> None:
         """Have the next signal raise, after one has."""
         self._armed = True
 
-    def note(self, number: int) -> None:
-        """The command has to end as if this signal had come."""
-        self._came = number
-
-    @property
-    def came(self) -> bool:
-        """Whether the command was asked to end."""
-        return self._came is not None
-
     def disarm(self) -> None:
         self._armed = False
 
-    def take(self, number: int, _: FrameType | None) -> None:
-        self._came = number
+    def record(self, number: int) -> None:
+        """The command has to end as if this signal had come."""
+        self._number = number
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """The handler of the signals."""
+        self._number = number
         if self._armed:
-            self._armed = False  # who tidies up after it is not disturbed
+            self._armed = False  # the clean-up that follows is not disturbed
             raise Stopped(number)
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stops]:
-    stops = Stops()
-    before = {number: signal.getsignal(number) for number in _STOPS}
+def handled_signals() -> Iterator[StopSignals]:
+    """Handles the signals for a while, not armed at first."""
+    stop_signals = StopSignals()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, action in before.items():
         # A command started by nohup outlives its terminal. But SIGINT is ignored in whatever a
         # shell script starts with &, and there it can only have been sent on purpose.
         if number != signal.SIGHUP or action is not signal.SIG_IGN:
-            signal.signal(number, stops.take)
+            signal.signal(number, stop_signals.handle)
     try:
-        yield stops
+        yield stop_signals
     finally:
         for number, action in before.items():
             signal.signal(number, action)

@@ -13,9 +13,9 @@ from tarantella.runtime.announce import (
     ELSEWHERE,
     ENDED,
     FINISHED,
-    GOES_ON,
     JOINED,
     JOINS,
+    RESUMED,
     STOPPED,
     WAITS,
     Announcement,
@@ -56,7 +56,7 @@ class Stalls:
             self._joins.pop(news.rank, None)
         if news.kind == STOPPED:
             self._stopped[news.rank] = time.monotonic(), news
-        if news.kind in (GOES_ON, ENDED):
+        if news.kind in (RESUMED, ENDED):
             self._stopped.pop(news.rank, None)
         if news.kind in (WAITS, ELSEWHERE):
             self._said[news.rank] = time.monotonic(), news

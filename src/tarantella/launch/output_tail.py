@@ -1,4 +1,4 @@
-"""What a rank has printed last, kept in case it fails. Standard library only."""
+"""The last part of what a rank prints, kept in case it fails. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 _MOST_BYTES = 1 << 14
 
 
-class LastWords:
+class OutputTail:
     """Keeps the end of what comes in pieces from several streams."""
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class LastWords:
         self._complete = True
 
     def add(self, stream: int, piece: bytes) -> None:
-        """Take the next piece of a stream."""
+        """Add the next piece of a stream."""
         if not piece:
             return
         self._complete = self._complete and len(piece) <= _MOST_BYTES
@@ -30,7 +30,7 @@ class LastWords:
             self._complete = False
 
     def take(self) -> list[tuple[int, bytes]]:
-        """What is kept, in order, from the start of a line on; nothing is kept any more then."""
+        """What is kept, in order, from the start of a line; afterwards nothing is kept."""
         pieces = list(self._pieces)
         starts = [index for index, (_, piece) in enumerate(pieces) if b"\n" in piece]
         if starts and not self._complete:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import selectors
 import signal
 import socket
@@ -27,24 +26,25 @@ from typing import NoReturn
 from tarantella.errors import InputError
 from tarantella.launch import binding, isolation, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
-from tarantella.launch.output_tail import LastWords
+from tarantella.launch.mpich_abort import Abort, exit_status, find_abort
+from tarantella.launch.output_tail import OutputTail
 from tarantella.launch.process_identity import identity
 from tarantella.runtime import launcher, times
 from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
     FAILED,
-    GOES_ON,
     LEAVES,
     PRINTED,
     PRINTED_LAST,
     RESTARTS,
+    RESUMED,
     RUN_ID,
     STARTED,
     STOPPED,
     Announcement,
     announce,
-    mark,
+    line_start,
     prints,
     send,
 )
@@ -57,7 +57,6 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGUSR2, signal.SIGCONT)  # fmt: skip
 _UNKNOWN_ERROR = 14  # Open MPI's MPI_ERR_UNKNOWN
 _PIECE = 1 << 16
-_ABORT = re.compile(rb"Abort\((-?\d+)\) on node \d+ .*?: (.*)\n?")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -176,9 +175,9 @@ class _Program:
         self._status: int | None = None
         self.was_asked_to_end = False
         self._needs_time = False
-        self._mark = mark(os.environ.get(RUN_ID, ""))
+        self._line_start = line_start(os.environ.get(RUN_ID, ""))
         self._unparsed = b""  # the start of an announcement that the program is making
-        self._last_words = LastWords()
+        self._tail = OutputTail()
         self._heartbeat = float(os.environ.get(HEARTBEAT) or 0) or None
         self._selector = selectors.DefaultSelector()
         for stream, pipe in enumerate(pipes, 1):
@@ -204,7 +203,7 @@ class _Program:
         for key in list(self._selector.get_map().values()):
             self._read(key.fd, key.data, to_the_end=True)
         if self._status != 0 and not self.was_asked_to_end:
-            self._speak_last()
+            self._announce_tail()
         return self._status
 
     def _look(self) -> None:
@@ -217,7 +216,7 @@ class _Program:
                 if os.WIFSTOPPED(status):
                     self._tell(STOPPED, os.WSTOPSIG(status))
                 elif os.WIFCONTINUED(status):
-                    self._tell(GOES_ON)
+                    self._tell(RESUMED)
                 else:
                     self._status = os.waitstatus_to_exitcode(status)
 
@@ -251,7 +250,7 @@ class _Program:
         """Send on, or keep, what the program has printed; what it announces always goes on."""
         if stream == 2:
             data, self._unparsed = self._unparsed + data, b""
-            while (start := data.find(self._mark)) >= 0:
+            while (start := data.find(self._line_start)) >= 0:
                 end = data.find(b"\n", start)
                 if end < 0:
                     self._unparsed = data[start:]
@@ -260,22 +259,18 @@ class _Program:
                 self._show(2, data[:start])
                 self._pass_on(data[start : end + 1])
                 data = data[end + 1 :]
-            if abort := _ABORT.search(data):
-                self._show(2, data[: abort.start()])
+            if abort := find_abort(data):
+                self._show(2, data[: abort.start])
                 self._hear_abort(abort)
-                data = data[abort.end() :]
+                data = data[abort.end :]
         self._show(stream, data)
 
-    def _hear_abort(self, abort: re.Match[bytes]) -> None:
-        """MPICH says so before it ends all ranks, for the program or for an error of its own.
-
-        It may end this process as well before it gets to tell.
-        """
-        said = abort[2].decode(errors="replace")
-        called = "called MPI_Abort" in said
-        self._show(2, b"" if called else abort[0])
-        self._speak_last()
-        cause, status = "it called MPI_Abort" if called else said, int(abort[1]) & 0xFF or 1
+    def _hear_abort(self, abort: Abort) -> None:
+        """Tell of an abort at once: MPICH may end this process, too, before the rank has ended."""
+        self._show(2, b"" if abort.is_call else abort.line)
+        self._announce_tail()
+        cause = "it called MPI_Abort" if abort.is_call else abort.reason
+        status = exit_status(abort.code)
         announce(Announcement(FAILED, self._rank, self._host, self._pid, status, cause))
 
     def _show(self, stream: int, data: bytes) -> None:
@@ -285,18 +280,18 @@ class _Program:
             _write(stream, data)
             return
         if not configuration().output_on_all_devices:
-            self._last_words.add(stream, data)
+            self._tail.add(stream, data)
             return
         for news in prints(PRINTED, self._rank, self._host, stream, data):
             announce(news)
 
     def _pass_on(self, line: bytes) -> None:
         if f'"kind": "{FAILED}"'.encode() in line:
-            self._speak_last()
+            self._announce_tail()
         send(line)
 
-    def _speak_last(self) -> None:
-        for stream, data in self._last_words.take():
+    def _announce_tail(self) -> None:
+        for stream, data in self._tail.take():
             for news in prints(PRINTED_LAST, self._rank, self._host, stream, data):
                 announce(news)
 

@@ -33,7 +33,7 @@ JOINED = "joined"  # it has met them
 WAITS = "waits"  # it has waited for other ranks for too long
 ELSEWHERE = "elsewhere"  # it has not come to them for long, and says what it does
 STOPPED = "stopped"  # a signal holds it up, and nobody else would know
-GOES_ON = "goes on"  # no longer
+RESUMED = "resumed"  # and no longer does
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
 FAILED = "failed"  # a script ended with an error, and says which
 FINISHED = "finished"  # a script came to its end
@@ -83,8 +83,8 @@ def say(text: str, descriptor: int) -> None:
         os.write(descriptor, f"{text}\n".encode(errors="replace"))
 
 
-def mark(run_id: str) -> bytes:
-    """How the marked lines of a run begin."""
+def line_start(run_id: str) -> bytes:
+    """How the announcements of a run begin."""
     return b"\x1etarantella:" + run_id.encode() + b":"
 
 
@@ -107,7 +107,7 @@ def announce(announcement: Announcement, descriptor: int = 2) -> None:
         return
     content = asdict(announcement)
     content["cause"] = announcement.cause[:_LONGEST_CAUSE]
-    send(mark(run_id) + json.dumps(content).encode() + b"\n", descriptor)
+    send(line_start(run_id) + json.dumps(content).encode() + b"\n", descriptor)
 
 
 def send(line: bytes, descriptor: int = 2) -> None:
@@ -127,7 +127,7 @@ def send(line: bytes, descriptor: int = 2) -> None:
 
 def parse(line: bytes, run_id: str) -> Announcement:
     """The announcement in a marked line."""
-    return Announcement(**json.loads(line[len(mark(run_id)) :]))
+    return Announcement(**json.loads(line[len(line_start(run_id)) :]))
 
 
 def _unread(descriptor: int) -> int:

@@ -70,7 +70,7 @@ def rank_of_parent(environ: Mapping[str, str] = os.environ) -> tuple[int, int] |
     return int(rank), int(size)
 
 
-def mark_as_rank(rank: int, size: int) -> None:
+def declare_rank(rank: int, size: int) -> None:
     """Let the processes that this rank will start know that they are not ranks."""
     os.environ[RANK_PROCESS] = f"{os.getpid()}:{rank}/{size}"
 

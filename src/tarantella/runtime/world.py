@@ -233,7 +233,7 @@ def _start_mpi(launch: Launch) -> None:
     )
     _several_hosts = len(set(get_host_names())) > 1
     ending.before_end(_settle)
-    launcher.mark_as_rank(_rank, _size)
+    launcher.declare_rank(_rank, _size)
 
 
 def _has_rdma() -> bool:

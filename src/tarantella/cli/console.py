@@ -1,0 +1,21 @@
+"""What the command itself tells its user, on the error stream."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def show(text: str) -> None:
+    """Show a message of the command."""
+    _write(f"tarantella: {text}")
+
+
+def warn(text: str) -> None:
+    """Show a warning; callers respect the log level."""
+    _write(f"tarantella WARNING: {text}")
+
+
+def _write(line: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        os.write(2, f"{line}\n".encode(errors="replace"))
