@@ -42,10 +42,11 @@ bench: $(VENV)/.bench ## install, and measure, on a machine that does nothing el
 docs: $(VENV)/.docs ## build the documentation, in docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
-lint: $(VENV)/.dev ## check style (ruff) and types (mypy)
+lint: $(VENV)/.dev ## check style (ruff), types (mypy) and layers (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 clean: ## remove the virtual environment and everything built
 	rm -rf .venv benchmarks/.venv build dist docs/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -110,8 +110,8 @@ _calls: list[tuple[str, float]] = []  # lists, because threads may append to the
 _lines: list[str] = []
 _is_tracing = False
 # Files where a rank looks again and again whether something has come, as often as it has time to.
-_waiting: tuple[str, ...] = ("/comm/waiting.py", "/comm/flow.py")
-_master_says = "/comm/notices.py"
+_waiting: tuple[str, ...] = ("/comm/waiting.py", "/comm/background_allreduce.py")
+_master_says = "/comm/master_done.py"
 
 _COLLECTIVE = (
     *("Allgather", "Allgatherv", "Allreduce", "Alltoall", "Alltoallv", "Alltoallw", "Barrier"),

@@ -24,7 +24,8 @@ except VersionError:
     ending.install()  # shows the message, and no traceback
     raise
 
-from tarantella.runtime import devices, imports, world
+from tarantella.runtime import devices, imports
+from tarantella.runtime.start import start_rank
 from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_master_rank
 
 if TYPE_CHECKING:
@@ -97,9 +98,11 @@ def init(devices_per_node: int | None = None) -> None:
     """
 
 
-world.start()
+start_rank()
 if not launcher.is_command():
     versions.check()
 devices.configure()
+imports.when_imported("tensorflow", lambda: import_module("tarantella.graph.tensors").install())
 if get_size() > 1:
+    ending.before_end(lambda: import_module("tarantella.comm.master_done").settle())
     imports.when_imported("keras", lambda: import_module("tarantella.keras.shared_files").install())

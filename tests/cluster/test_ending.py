@@ -19,7 +19,6 @@ START = """
 import os, signal, sys, time
 from pathlib import Path
 from tarantella.runtime import world
-world.start()
 barrier = world.communicator("control").Barrier
 barrier()
 Path(f"up-{world.get_rank()}").touch()

@@ -13,7 +13,6 @@ from commands import COMMAND, Cluster
 WHO = """
 import os, socket, sys
 from tarantella.runtime import world
-world.start()
 places = (world.get_rank(), world.get_size(), world.get_local_rank(), world.get_local_size())
 print(*places, socket.gethostname(), os.getcwd(), sys.executable)
 """
@@ -51,7 +50,7 @@ def test_one_rank_on_each_host_with_a_warning_where_there_is_no_gpu(cluster: Clu
 
 def test_messages_of_every_rank_are_marked_with_the_host(cluster: Cluster) -> None:
     script = cluster.script(
-        "from tarantella.runtime import world; world.start()\n"
+        "from tarantella.runtime import world\n"
         "from tarantella.runtime.log import LOGGER\n"
         "LOGGER.warning('one line\\nand another')\nprint('printed')\n"
     )
@@ -74,7 +73,6 @@ def test_arguments_and_variables_arrive_byte_for_byte(cluster: Cluster) -> None:
         """
 import json, os, sys
 from tarantella.runtime import world
-world.start()
 if world.get_rank() == 1:
     values = [os.environ[f"V{number}"] for number in range(int(sys.argv[1]))]
     json.dump([values, sys.argv[2:], os.environ["CALLER"]], open("seen.json", "w"))
@@ -95,7 +93,7 @@ if world.get_rank() == 1:
 
 def test_lines_of_many_ranks_are_never_mixed(cluster: Cluster) -> None:
     script = cluster.script(
-        "from tarantella.runtime import world; world.start()\nimport os\n"
+        "from tarantella.runtime import world\nimport os\n"
         "for number in range(300):\n"
         "    os.write(1, b'%d:' % world.get_rank()); os.write(1, b'x' * 5000 + b'\\n')\n"
     )

@@ -12,7 +12,6 @@ MEGABYTES = 20
 SCRIPT = f"""
 import numpy as np
 from tarantella.runtime import world
-world.start()
 values = np.ones({MEGABYTES} * 2**17)
 world.communicator("gradients").Allreduce(values.copy(), values)
 print(values[0])

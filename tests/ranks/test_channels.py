@@ -11,8 +11,9 @@ import tensorflow as tf
 
 import tarantella as tnt
 from tarantella.comm import shared_memory
-from tarantella.graph.channel import Channel
+from tarantella.graph import engine
 from tarantella.graph.overlapped import OverlappedChannel
+from tarantella.runtime import world
 
 TWO = pytest.mark.ranks(2)
 
@@ -23,7 +24,7 @@ def calls_of(function: Callable[[], Any]) -> list[Any]:
 
 
 def summed(purpose: str) -> Any:
-    return Channel(purpose).allreduce([tf.ones(3)], threshold=0)
+    return engine.channel(purpose).allreduce([tf.ones(3)], threshold=0)
 
 
 @TWO
@@ -43,8 +44,8 @@ def test_purposes_do_not_wait_for_each_other() -> None:
 def test_sums_through_shared_memory(dtype: Any) -> None:
     """Of arrays below and above all sizes that make a difference, of which some come in segments
     of unequal lengths, or of none."""
-    purpose = "metrics"
-    assert shared_memory._ranks_share_memory(purpose)
+    communicator = world.communicator("metrics")
+    assert shared_memory._ranks_share_memory(communicator)
     rng = np.random.default_rng(tnt.get_rank())
     inbox = shared_memory._INBOX_BYTES // np.dtype(dtype).itemsize
     for size in (0, 1, 7, 4096, 5001, inbox, inbox + 1, 5 * inbox + 13):
@@ -52,9 +53,9 @@ def test_sums_through_shared_memory(dtype: Any) -> None:
         everyones = tnt.allgather(own)
         expected = np.sum(everyones, axis=0)
         target = np.empty_like(own)
-        shared_memory.allreduce(own, target, purpose)
+        shared_memory.allreduce(own, target, communicator)
         np.testing.assert_array_equal(own, everyones[tnt.get_rank()])
-        shared_memory.allreduce(own, own, purpose)
+        shared_memory.allreduce(own, own, communicator)
         np.testing.assert_array_equal(own, target)
         np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-2)
         assert all((each == target).all() for each in tnt.allgather(target))
@@ -79,14 +80,15 @@ def test_sums_in_the_background_are_those_of_all_ranks() -> None:
 
 @TWO
 def test_a_step_that_failed_on_the_way_is_not_mistaken_for_the_next() -> None:
-    from tarantella.comm.background_allreduce import flow
+    from tarantella.comm.background_allreduce import background_allreduce
     from tarantella.comm.buckets import Bucket, TensorSpec
-    from tarantella.graph.overlapped import _Travel
+    from tarantella.graph.overlapped import BucketInFlight
 
     spec = TensorSpec((3,), np.dtype(np.float32))
-    travel = _Travel(Bucket.of([0], [spec]), flow("gradients"), "gradients 1")
+    background = background_allreduce(world.communicator("gradients"))
+    bucket = BucketInFlight(Bucket.of([0], [spec]), background, "gradients 1")
     ones = np.ones(3, np.float32)
-    travel.send(ones)
+    bucket.send(ones)
     with pytest.raises(RuntimeError, match="has failed"):
-        travel.send(ones)
-    np.testing.assert_array_equal(travel.receive()[0], 2 * ones)
+        bucket.send(ones)
+    np.testing.assert_array_equal(bucket.receive()[0], 2 * ones)

@@ -597,12 +597,12 @@ def test_threads_take_turns():
 
 
 @several_ranks
-def test_buffers_of_a_request_that_is_left_alone_live_as_long_as_it_does():
+def test_buffers_of_a_request_that_nobody_waits_for_live_as_long_as_it_does():
     comm = world.communicator("control")
     sent, received = np.ones(1000), np.empty(1000)
     target = weakref.ref(received)
     if world.get_rank() == 0:
-        waiting.leave_alone(comm.Iallreduce(sent, received), received)
+        waiting.keep_until_done(comm.Iallreduce(sent, received), received)
         del received
         gc.collect()
         assert target() is not None  # MPI is going to write there
@@ -610,8 +610,8 @@ def test_buffers_of_a_request_that_is_left_alone_live_as_long_as_it_does():
     else:
         barrier()
         comm.Iallreduce(sent, received).Wait()
-    [waiting.wait_aside(request, None) for request, _ in waiting._left_alone]
-    waiting.leave_alone(comm.Ibarrier(), None)
+    [waiting.wait_aside(request, None) for request, _ in waiting._unfinished]
+    waiting.keep_until_done(comm.Ibarrier(), None)
     assert world.get_rank() > 0 or target() is None
 
 

@@ -17,7 +17,7 @@ LIMIT = 120  # seconds, for a machine that is busy with other things
 COMMAND = (sys.executable, "-m", "tarantella.cli")
 TWO = (*COMMAND, "-n", "2", "--no-gpu")
 BOTH = (*TWO, "--output-on-all-devices")
-START = "from tarantella.runtime import world; world.start()\n"
+START = "from tarantella.runtime import world\n"
 
 
 def run(*command: str | bytes, **settings: object) -> subprocess.CompletedProcess[str]:

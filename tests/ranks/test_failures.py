@@ -29,7 +29,6 @@ READY = ["[rank 0] ready\n", "[rank 1] ready\n"]
 START = """
 import os, signal, sys, threading, time
 from tarantella.runtime import world
-world.start()
 rank = world.get_rank()
 barrier = world.communicator("control").Barrier
 """

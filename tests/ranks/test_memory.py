@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 import tarantella as tnt
-from tarantella.runtime import world
+from tarantella.runtime import start
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -80,7 +80,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-@pytest.mark.skipif(world._has_rdma(), reason="there UCX keeps note of memory, for its cache")
+@pytest.mark.skipif(start._has_rdma(), reason="there UCX keeps note of memory, for its cache")
 def test_memory_that_is_given_back_leaves_nothing_behind() -> None:
     def take_and_give_back() -> None:
         for _ in range(20_000):

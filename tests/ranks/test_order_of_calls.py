@@ -82,7 +82,7 @@ def test_training_again_after_a_step_that_has_failed(eager: bool) -> None:
                 model.fit(batches(), verbose=0)
             except tf.errors.InvalidArgumentError:
                 failed.append(1)
-        assert waiting._left_alone or tnt.Model is not wrap
+        assert waiting._unfinished or tnt.Model is not wrap
         return failed, _fit(model), _weights(model)
 
     assert_runs_as_in_keras(run)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tarantella.graph.host_call import host_call
+from tarantella.internals import tensorflow as internals
 
 
 def one() -> np.float32:
@@ -43,3 +47,38 @@ def test_an_independent_call_is_made_though_nobody_needs_its_result() -> None:
     assert function(tf.constant(2)) == 4
     assert function(tf.constant(3)) == 6
     assert len(calls) == 2
+
+
+class Model:
+    def one(self) -> np.float32:
+        return np.float32(1.0)
+
+
+def traced_with(model: Model) -> Any:
+    function = tf.function(lambda: host_call(model.one, [], [tf.float32]))
+    return function.get_concrete_function()
+
+
+def test_a_function_lives_as_long_as_its_graph() -> None:
+    model = Model()
+    alive = weakref.ref(model)
+    function = traced_with(model)
+    del model
+    gc.collect()
+    assert function()[0] == 1.0
+    assert alive() is not None
+    del function
+    gc.collect()
+    assert alive() is None
+
+
+def test_without_the_private_names_of_tensorflow_calls_stay_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A function is kept then as long as the program, and called in the order of the program."""
+    monkeypatch.setattr(internals, "_OUTER_GRAPH", "gone")
+    monkeypatch.setattr(internals, "_CONTROL_DEPENDENCIES", "gone")
+    function = tf.function(lambda: host_call(lambda: np.float32(1.0), [], [tf.float32]))
+    assert function() == [1.0]
+    first, second = operations(independent=True)
+    assert second.control_inputs == [first]

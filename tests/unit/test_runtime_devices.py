@@ -12,15 +12,15 @@ from tarantella.runtime import devices, world
 from tarantella.runtime.configuration import Configuration
 from tarantella.runtime.cores import core_limit, thread_share
 from tarantella.runtime.devices import choose_gpu
-from tarantella.runtime.world import Place
+from tarantella.runtime.world import RankLocation
 
 
 def cores(*numbers: int) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def place(gpus: str | None = None) -> Place:
-    return Place("host", cores(0, 1), gpus)
+def place(gpus: str | None = None) -> RankLocation:
+    return RankLocation("host", cores(0, 1), gpus)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_system_without_control_groups(tmp_path: Path) -> None:
     ],
 )
 def test_gpu_of_a_rank(
-    count: int, local_rank: int, places: list[Place], planned: int | None, gpu: int | None
+    count: int, local_rank: int, places: list[RankLocation], planned: int | None, gpu: int | None
 ) -> None:
     assert choose_gpu(count, local_rank, tuple(places), planned) == gpu
 
@@ -99,7 +99,7 @@ class Threading:
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "_size", 2)
-    monkeypatch.setattr(world, "_places", (Place("host", cores(*range(16)), None),) * 2)
+    monkeypatch.setattr(world, "_locations", (RankLocation("host", cores(*range(16)), None),) * 2)
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.delenv(name, raising=False)
 

@@ -15,7 +15,6 @@ from tarantella.runtime.timeline import STEPS, Timeline
 
 SERIAL = """
 from tarantella.runtime import world
-world.start()
 from tarantella.runtime.timeline import now, timeline
 import os
 os.chdir("/")
@@ -71,7 +70,7 @@ def test_file_of_a_serial_run(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_where_nothing_was_recorded(tmp_path: Path) -> None:
-    script = "from tarantella.runtime import world; world.start()"
+    script = "from tarantella.runtime import world"
     assert run("trace.json", tmp_path, script).returncode == 0
     assert list(tmp_path.iterdir()) == []
 

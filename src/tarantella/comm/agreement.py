@@ -1,8 +1,8 @@
-"""Ranks make sure that they agree before they exchange data, and name who does not.
+"""Ranks make sure that they agree before they exchange data, and name the rank that differs.
 
-Data that does not match would hang, or give wrong numbers. So each rank first describes its part
-in a list of lines, and one small message compares their digests. The lines themselves travel only
-when the digests differ.
+Data that does not match would hang the ranks, or give wrong numbers. So each rank first describes
+what it has in a list of lines, and one small message compares the digests. The lines themselves are
+sent only when the digests differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Line = tuple[str, str]
 _LONGEST_TEXT = 300
 
-_lock = threading.Lock()
+_locks: dict[MPI.Comm, threading.Lock] = {}
 
 
 def check_same(description: object, what: str, comm: MPI.Comm | None = None) -> None:
@@ -75,11 +75,13 @@ def all_ranks(condition: bool) -> bool:
 def turn() -> Iterator[MPI.Comm]:
     """Waits for this rank's other threads, and gives the communicator of the collectives.
 
-    Threads must not mix their messages on one communicator. They still have to come in the same
-    order on all ranks; if they do not, the ranks notice that they are not at the same point.
+    Threads must not mix their messages on one communicator. They still have to call collectives in
+    the same order on all ranks; if they do not, the ranks notice that they are not at the same
+    point.
     """
-    with _lock:
-        yield world.communicator("collectives")
+    communicator = world.communicator("collectives")
+    with _locks.setdefault(communicator, threading.Lock()):
+        yield communicator
 
 
 def agree(

@@ -1,7 +1,7 @@
 """Sums over the ranks that go on while the rank computes.
 
-Messages are summed in the order in which they are handed in, which must be the same on all ranks.
-MPI moves on only while it is called, so a thread looks after the messages until they have arrived.
+Messages are summed in the order in which they are sent, which must be the same on all ranks. MPI
+makes progress only while it is called, so a thread attends to the messages until they have arrived.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tarantella.comm import buffers
-from tarantella.comm.waiting import expect_meeting, pauses
-from tarantella.runtime import times, watch, world
+from tarantella.comm.waiting import count_barrier, pauses
+from tarantella.runtime import times, watch
 from tarantella.runtime.timeline import Timeline, now, timeline
 
 Array = npt.NDArray[Any]
 
-# Between hosts messages travel in pieces, some at a time: while one is added up, others are on
-# their way, also while this thread has to wait for a core. On a link of 1 Gbit/s a message of 16 MB
-# on its own uses 2/3 of it, pieces of 256 kB or more use all of it; during a backward pass on the
-# same core, 8 MB on their way do better than 1 MB. An allreduce among many ranks takes more rounds,
-# and larger pieces.
+# Between hosts messages travel in pieces, several at a time: while one is added up, others are on
+# their way, even while this thread waits for a core. On a link of 1 Gbit/s a message of 16 MB alone
+# uses 2/3 of it, pieces of 256 kB or more use all of it; during a backward pass on the same core,
+# 8 MB on their way do better than 1 MB. An allreduce among many ranks takes more rounds, and larger
+# pieces.
 _PIECE_BYTES = 1 << 20
 _PIECES_ON_THEIR_WAY = 8
 
@@ -36,7 +36,7 @@ class Message:
 
     Args:
         source: What this rank contributes; the target itself, or another array that nobody changes
-            until the sum is there.
+            until the sum has arrived.
         target: Where the sum will be.
         name: What it is called in a timeline.
     """
@@ -46,7 +46,7 @@ class Message:
         self._source = source
         self._target = target
         self._name = name
-        self._sent = self._met = now()
+        self._sent = self._started = now()
 
     def pieces(self, nbytes: int) -> Iterator[tuple[Any, Array]]:
         """What MPI reads and writes, in pieces of so many bytes."""
@@ -58,19 +58,19 @@ class Message:
             in_place = self._source is self._target
             yield MPI.IN_PLACE if in_place else self._source[start : start + step], target
 
-    def barrier(self) -> None:
-        """All ranks have handed it in."""
-        self._met = now()
+    def note_start(self) -> None:
+        """All ranks have sent it."""
+        self._started = now()
 
-    def note(self, notes: Timeline) -> None:
-        """The sum is there."""
+    def note_end(self, notes: Timeline) -> None:
+        """The sum has arrived."""
         size = self._target.nbytes
-        notes.add(self._name, "waiting", self._sent, self._met, bytes=size)
-        notes.add(self._name, "reducing", self._met, now(), bytes=size)
+        notes.add(self._name, "waiting", self._sent, self._started, bytes=size)
+        notes.add(self._name, "reducing", self._started, now(), bytes=size)
 
 
-class Flow:
-    """The messages of one communicator, of which some pieces are on their way at any time.
+class BackgroundAllreduce:
+    """Sums the messages of one communicator, with several pieces on their way at a time.
 
     Args:
         communicator: One that nobody else uses.
@@ -84,24 +84,24 @@ class Flow:
         self._changed = threading.Condition()
         self._to_send: deque[Message] = deque()
         self._error: BaseException | None = None
-        threading.Thread(target=self._look_after, name="tarantella-flow", daemon=True).start()
+        threading.Thread(target=self._attend, name="tarantella-allreduce", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Has a message summed, after all that were handed in before."""
-        expect_meeting()
+        """Has a message summed, after all that were sent before."""
+        count_barrier(self._communicator)
         with self._changed:
             self._to_send.append(message)
             self._changed.notify_all()
 
     def wait(self, message: Message) -> None:
-        """Returns when the sum is there."""
-        with watch.waiting("gradients"), self._changed:
+        """Returns when the sum has arrived."""
+        with watch.waiting(self._communicator.purpose), self._changed:
             while not message.is_done:
                 if self._error is not None:
                     raise self._error
                 self._changed.wait()
 
-    def _look_after(self) -> None:
+    def _attend(self) -> None:
         try:
             while True:
                 with self._changed:
@@ -114,12 +114,12 @@ class Flow:
                 self._changed.notify_all()
 
     def _sum_all(self) -> None:
-        """Sums the messages that are there, and those that come meanwhile."""
-        started = self._started()
+        """Sums the messages that wait, and those that are sent meanwhile."""
+        requests = self._requests()
         on_their_way: deque[tuple[Any, Callable[[], None] | None]] = deque()
         looks = pauses(times.LONGEST_PAUSE_FOR_GRADIENTS)
         while True:
-            while len(on_their_way) < _PIECES_ON_THEIR_WAY and (one := next(started)) is not None:
+            while len(on_their_way) < _PIECES_ON_THEIR_WAY and (one := next(requests)) is not None:
                 on_their_way.append(one)
             if not on_their_way:
                 return
@@ -130,15 +130,15 @@ class Flow:
             if then is not None:
                 then()
 
-    def _started(self) -> Iterator[tuple[Any, Callable[[], None] | None] | None]:
-        """Starts one piece after the other: its request, and what to do when it is there."""
+    def _requests(self) -> Iterator[tuple[Any, Callable[[], None] | None] | None]:
+        """Starts one piece after the other: its request, and what to do when it is done."""
         while True:
             message = self._next()
             if message is None:
                 yield None
                 continue
             if self._timeline is not None:
-                yield self._communicator.Ibarrier(), message.barrier
+                yield self._communicator.Ibarrier(), message.note_start
             *pieces, last = message.pieces(self._piece_bytes)
             for source, target in pieces:
                 yield self._communicator.Iallreduce(source, target), None
@@ -150,13 +150,13 @@ class Flow:
 
     def _finish(self, message: Message) -> None:
         if self._timeline is not None:
-            message.note(self._timeline)
+            message.note_end(self._timeline)
         with self._changed:
             message.is_done = True
             self._changed.notify_all()
 
 
 @cache
-def flow(purpose: str) -> Flow:
-    """The flow of a communicator, one of `world.PURPOSES`."""
-    return Flow(world.communicator(purpose))
+def background_allreduce(communicator: Any) -> BackgroundAllreduce:
+    """The one that sums on a communicator of `world.communicator`."""
+    return BackgroundAllreduce(communicator)

@@ -1,7 +1,7 @@
 """A long row of bytes from every rank to every rank, through little memory.
 
-The ranks exchange one block each at a time. A block goes back to the system when it is sent, so
-that what is received can grow by as much as what waits to be sent shrinks.
+Each rank sends one block at a time. A block's memory goes back to the system when it has been sent,
+so what is received can grow by as much as what is left to send shrinks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-class Stream:
+class OutgoingBlocks:
     """The bytes that this rank is going to send, in the order in which they were written.
 
     Args:
@@ -53,24 +53,27 @@ class Stream:
 
 
 def exchange(
-    stream: Stream, lengths: Sequence[int], places: Sequence[Iterator[Array]], comm: MPI.Comm
+    outgoing: OutgoingBlocks,
+    lengths: Sequence[int],
+    targets: Sequence[Iterator[Array]],
+    comm: MPI.Comm,
 ) -> None:
-    """Puts the bytes of every rank's stream where they belong; the stream is empty then.
+    """Puts the bytes of every rank where they belong.
 
     Args:
-        stream: This rank's.
-        lengths: How many bytes the stream of each rank has, known to all ranks.
-        places: For the stream of each rank, flat arrays of bytes to fill one after the other.
+        outgoing: What this rank sends; it is empty afterwards.
+        lengths: How many bytes each rank sends, known to all ranks.
+        targets: For each rank, flat arrays to fill with its bytes, one after the other.
         comm: The communicator.
     """
-    block_bytes = stream.block_bytes
-    fillers = [_Filler(of_rank) for of_rank in places]
+    block_bytes = outgoing.block_bytes
+    fillers = [_Filler(of_rank) for of_rank in targets]
     scratch = np.empty(sum(min(length, block_bytes) for length in lengths), np.uint8)
     for start in range(0, max(lengths), block_bytes):
         sizes = [min(max(length - start, 0), block_bytes) for length in lengths]
         received = scratch[: sum(sizes)]
         barrier(comm)
-        comm.Allgatherv(stream.take(sizes[comm.Get_rank()]), (received, sizes))
+        comm.Allgatherv(outgoing.take(sizes[comm.Get_rank()]), (received, sizes))
         for filler, data in zip(fillers, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
             filler.fill(data)
 
@@ -83,19 +86,19 @@ def as_bytes(array: Array) -> Array:
 class _Filler:
     """Fills arrays one after the other, with data that comes in pieces of any size."""
 
-    def __init__(self, places: Iterator[Array]) -> None:
-        self._places = places
-        self._place: Array = np.empty(0, np.uint8)
+    def __init__(self, targets: Iterator[Array]) -> None:
+        self._targets = targets
+        self._target: Array = np.empty(0, np.uint8)
 
     def fill(self, data: Array) -> None:
         while data.size:
-            while not self._place.size:
-                self._place = next(self._places)
-            count = min(data.size, self._place.size)
-            self._place[:count] = data[:count]
-            self._place, data = self._place[count:], data[count:]
+            while not self._target.size:
+                self._target = next(self._targets)
+            count = min(data.size, self._target.size)
+            self._target[:count] = data[:count]
+            self._target, data = self._target[count:], data[count:]
 
 
 def _new_block(size: int) -> Array:
-    # malloc keeps what is freed for later, which may be as much as the rank has computed.
+    # malloc keeps what is freed for later, which may be as much as all that the rank has computed.
     return np.frombuffer(mmap.mmap(-1, size), np.uint8)

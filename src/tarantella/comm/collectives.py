@@ -14,16 +14,16 @@ Threads of one rank take turns.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tarantella.comm import agreement, buffers, reductions, strings, structures
+from tarantella.comm import agreement, buffers, structures
 from tarantella.comm.buffers import Array
-from tarantella.comm.values import Leaf, classify
+from tarantella.comm.values import reductions, strings
+from tarantella.comm.values.leaf import Leaf, classify, is_tracing
 from tarantella.errors import InputError
 from tarantella.runtime import world
 
@@ -209,8 +209,7 @@ def _leaf(item: Any, path: str, call: str, describe: Callable[[Leaf], str]) -> t
 
 
 def _refuse_tracing(call: str) -> None:
-    tf = sys.modules.get("tensorflow")
-    if tf is not None and not tf.executing_eagerly():
+    if is_tracing():
         raise InputError(
             f"{call} was called inside a tf.function, where it would run once, while the function "
             "is traced, and not at each step; call it outside"

@@ -1,15 +1,15 @@
-"""The master tells the other ranks how something went that it does for all, and waits for none.
+"""The master reports to the other ranks how something went that it does for all of them.
 
-The others wait for the notice. What the master does without them, as in
-`if tnt.is_master_rank(): model.save(...)`, it gives notice of, too, and nobody takes it. So a rank
-must find the notice that is meant for it. Three things help:
+The master waits for none; the others wait for the report. It also reports what it does without
+them, as in `if tnt.is_master_rank(): model.save(...)`, and nobody takes that report. So a rank must
+find the one that is meant for it. Three things help:
 
 - the subject: what was done, and to what;
-- the time: how often the master had met the others. All ranks count alike, so what a rank waits
-  for is not older than itself;
-- a mark when the master goes on to meet the others. After it, no notice of that time will come: a
-  rank then takes one with another object, for a path may have another name on each rank (the time
-  of day, a temporary folder).
+- the time: how many barriers the master had passed. All ranks count alike, so a rank waits for no
+  report that is older than its own time;
+- a message when the master goes on to the next barrier. After it, no report of that time will come:
+  a rank then takes one about another object, for a path may have another name on each rank (the
+  time of day, a temporary folder).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tarantella.comm import waiting
+from tarantella.comm.thread_communicators import all_communicators
 from tarantella.errors import MismatchError
 from tarantella.runtime import messages, watch, world
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a notice is about.
+    """What a report is about.
 
     Attributes:
         action: what was done, as in "save"
@@ -43,9 +44,9 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class _Notice:
-    time: int  # meetings before
-    subject: Subject | None  # None: the master goes on to the next meeting, or has failed
+class _Report:
+    time: int  # barriers before
+    subject: Subject | None  # None: the master goes on to the next barrier, or has failed
     problem: bytes | None = None
 
     def packed(self) -> np.ndarray:
@@ -54,7 +55,7 @@ class _Notice:
         return messages.packed([self.time, subject, problem])
 
     @classmethod
-    def unpacked(cls, data: bytearray) -> _Notice:
+    def unpacked(cls, data: bytearray) -> _Report:
         time, subject, problem = messages.unpacked(data)
         return cls(
             time,
@@ -64,13 +65,7 @@ class _Notice:
 
 
 # What the master says last: there is nothing more to receive.
-_END = _Notice(-1, None)
-
-_lock = threading.Lock()
-_sent: list[tuple[MPI.Request, np.ndarray]] = []
-_heard: list[_Notice] = []
-_left = -1  # the time that the master has left last, as far as this rank has heard
-_says_when_it_leaves = False
+_END = _Report(-1, None)
 
 
 def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
@@ -81,120 +76,23 @@ def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
     if world.get_size() == 1:
         action()
     elif not world.is_master_rank():
-        _await(subject)
+        _reports().wait_for(subject)
     else:
         try:
             action()
         except Exception as error:
-            _tell(subject, messages.packed_error(error))
+            _reports().send(subject, messages.packed_error(error))
             raise
-        _tell(subject, None)
+        _reports().send(subject, None)
 
 
-# The master
+def report_failure(error: Exception) -> None:
+    """Tells the ranks that wait for the master that it has failed on its way.
 
-
-def _tell(subject: Subject, problem: bytes | None) -> None:
-    global _says_when_it_leaves
-    with _lock:
-        if not _says_when_it_leaves:
-            _says_when_it_leaves = True
-            waiting.before_next_meeting(_tell_of_leaving)
-        _send(_Notice(waiting.meetings(), subject, problem))
-
-
-def tell_of_failure(error: Exception) -> None:
-    """Lets those who wait for the master know that it has failed on its way.
-
-    It must be about to meet the others, as they will be when they have heard of it.
+    It must be about to enter a barrier, as they will when they have heard of it.
     """
     if world.is_master_rank():
-        with _lock:
-            _send(_Notice(waiting.meetings(), None, messages.packed_error(error)))
-
-
-def _tell_of_leaving() -> None:
-    global _says_when_it_leaves
-    with _lock:
-        if _says_when_it_leaves:
-            _says_when_it_leaves = False
-            _send(_Notice(waiting.meetings(), None))
-
-
-def _send(notice: _Notice) -> None:
-    comm = world.communicator("notices")
-    _sent[:] = [(request, data) for request, data in _sent if not request.Test()]
-    data = notice.packed()
-    for rank in range(world.get_size()):
-        if rank != world.get_master_rank():
-            _sent.append((comm.Isend(data, rank), data))
-
-
-# The others
-
-
-def _await(subject: Subject) -> None:
-    # Other threads than the main one are at no point that the ranks have in common.
-    in_order = waiting.in_main_thread()
-    since = waiting.meetings() if in_order else 0
-    notice = None
-    with watch.waiting("notices"):
-        pauses = waiting.pauses()
-        while notice is None:
-            next(pauses)
-            with _lock:
-                _listen()
-                notice = _take(subject, since, in_order)
-    if notice.problem is not None:
-        raise messages.unpacked_error(notice.problem)
-
-
-def _listen() -> None:
-    """Receives what has come."""
-    global _left
-    while (notice := _received()) is not None:
-        if notice.subject is None and notice.problem is None:
-            _left = max(_left, notice.time)
-        else:
-            _heard.append(notice)
-
-
-def _received() -> _Notice | None:
-    """The next notice, if one has come."""
-    data = _next_message("notices")
-    return None if data is None else _Notice.unpacked(data)
-
-
-def _next_message(purpose: str) -> bytearray | None:
-    """The next message of a communicator, if one has come."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    message = world.communicator(purpose).Improbe(status=status)
-    if message is None:
-        return None
-    data = bytearray(status.Get_count(MPI.BYTE))
-    message.Recv(data)
-    return data
-
-
-def _take(subject: Subject, since: int, in_order: bool) -> _Notice | None:
-    recent = [n for n in _heard if n.time >= since]
-    exact = [n for n in recent if n.subject == subject or (n.subject is None and in_order)]
-    if not exact and in_order and _left >= since:
-        exact = [n for n in recent if n.subject and n.subject.action == subject.action]
-        if not exact:
-            raise MismatchError(
-                f"`{subject.action}` of {subject.thing} was called on rank {world.get_rank()}, "
-                "but not on the master rank, which has gone on: call it on all ranks, or on the "
-                "master alone."
-            )
-    if not exact:
-        return None
-    # What was for an earlier call of this rank, it has taken; the rest of that nobody waits for.
-    _heard[:] = [n for n in _heard if n.subject != subject or n.time >= since]
-    _heard.remove(exact[0])
-    return exact[0]
+        _reports().send(None, messages.packed_error(error))
 
 
 def settle() -> None:
@@ -202,24 +100,143 @@ def settle() -> None:
 
     Every rank must call it, last of all.
     """
-    if world.get_size() == 1:
-        return
-    _drop_unread("data")  # of steps that were announced, and not taken
-    if world.is_master_rank():
-        with _lock:
-            _send(_END)
-            for request, _ in _sent:
-                waiting.wait_aside(request, None)
-        return
-    pauses = waiting.pauses()
-    while (last := _received()) != _END:
-        if last is None:
-            next(pauses)
+    if world.get_size() > 1:
+        for communicators in all_communicators():
+            _drop_unread(communicators["data"])  # of steps that were announced, and not taken
+            _reports_of(communicators).settle()
 
 
-def _drop_unread(purpose: str) -> None:
-    """Receives the messages of a communicator that have come; every rank must call it."""
-    # Nobody sends any more then, and most of it has come.
-    waiting.wait_aside(world.communicator(purpose).Ibarrier(), None)
-    while _next_message(purpose) is not None:
+class _Reports:
+    """The reports on one communicator.
+
+    Args:
+        communicator: One that nobody else uses.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+        self._lock = threading.Lock()
+        # On the master
+        self._sent: list[tuple[MPI.Request, np.ndarray]] = []
+        self._says_when_it_goes_on = False
+        # On the others
+        self._received: list[_Report] = []
+        self._master_left = -1  # the time that the master has left last, as far as is known
+
+    def send(self, subject: Subject | None, problem: bytes | None) -> None:
+        with self._lock:
+            if subject is not None and not self._says_when_it_goes_on:
+                self._says_when_it_goes_on = True
+                waiting.before_next_barrier(self._communicator, self._say_that_master_goes_on)
+            self._send(_Report(waiting.barrier_count(self._communicator), subject, problem))
+
+    def _say_that_master_goes_on(self) -> None:
+        with self._lock:
+            self._says_when_it_goes_on = False
+            self._send(_Report(waiting.barrier_count(self._communicator), None))
+
+    def _send(self, report: _Report) -> None:
+        self._sent[:] = [(request, data) for request, data in self._sent if not request.Test()]
+        data = report.packed()
+        for rank in range(world.get_size()):
+            if rank != world.get_master_rank():
+                self._sent.append((self._communicator.Isend(data, rank), data))
+
+    def wait_for(self, subject: Subject) -> None:
+        """Returns, or raises, what the master reports on a subject."""
+        in_order = waiting.in_common_order()
+        since = waiting.barrier_count(self._communicator) if in_order else 0
+        report = None
+        with watch.waiting(self._communicator.purpose):
+            pauses = waiting.pauses()
+            while report is None:
+                next(pauses)
+                with self._lock:
+                    self._receive()
+                    report = self._take(subject, since, in_order)
+        if report.problem is not None:
+            raise messages.unpacked_error(report.problem)
+
+    def _receive(self) -> None:
+        """Receives what has arrived."""
+        while (report := self._next()) is not None:
+            if report.subject is None and report.problem is None:
+                self._master_left = max(self._master_left, report.time)
+            else:
+                self._received.append(report)
+
+    def _next(self) -> _Report | None:
+        """The next report, if one has arrived."""
+        data = _next_message(self._communicator)
+        return None if data is None else _Report.unpacked(data)
+
+    def _take(self, subject: Subject, since: int, in_order: bool) -> _Report | None:
+        recent = [each for each in self._received if each.time >= since]
+        exact = [
+            each
+            for each in recent
+            if each.subject == subject or (each.subject is None and in_order)
+        ]
+        if not exact and in_order and self._master_left >= since:
+            exact = [
+                each for each in recent if each.subject and each.subject.action == subject.action
+            ]
+            if not exact:
+                raise MismatchError(
+                    f"`{subject.action}` of {subject.thing} was called on rank "
+                    f"{world.get_rank()}, but not on the master rank, which has gone on: call it "
+                    "on all ranks, or on the master alone."
+                )
+        if not exact:
+            return None
+        # This rank has taken those for its earlier calls; nobody waits for the rest of them.
+        self._received[:] = [
+            each for each in self._received if each.subject != subject or each.time >= since
+        ]
+        self._received.remove(exact[0])
+        return exact[0]
+
+    def settle(self) -> None:
+        """Receives all reports; every rank must call it."""
+        if world.is_master_rank():
+            with self._lock:
+                self._send(_END)
+                for request, _ in self._sent:
+                    waiting.wait_aside(request, None)
+            return
+        pauses = waiting.pauses()
+        while (last := self._next()) != _END:
+            if last is None:
+                next(pauses)
+
+
+_by_communicators: dict[world.Communicators, _Reports] = {}
+
+
+def _reports() -> _Reports:
+    return _reports_of(world.communicators())
+
+
+def _reports_of(communicators: world.Communicators) -> _Reports:
+    return _by_communicators.setdefault(communicators, _Reports(communicators["reports"]))
+
+
+def _drop_unread(communicator: Any) -> None:
+    """Receives the messages that have arrived; every rank must call it."""
+    # Nobody sends any more then, and most of it has arrived.
+    waiting.wait_aside(communicator.Ibarrier(), None)
+    while _next_message(communicator) is not None:
         pass
+
+
+def _next_message(communicator: Any) -> bytearray | None:
+    """The next message on a communicator, if one has arrived."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = communicator.Improbe(status=status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    message.Recv(data)
+    return data

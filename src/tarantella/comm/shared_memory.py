@@ -1,8 +1,8 @@
 """Sums over the ranks of one host, through memory that they share.
 
-The host's memory is all that such a sum waits for. MPI's own allreduce takes an array through it
-five times or more; here, where each rank adds up one segment of it, in pieces that stay in the
-caches, it is four times. On two cores that is 2.4 times as fast from 256 kB to 4 MB, and 1.6 times
+Such a sum is limited by the host's memory alone. MPI's own allreduce moves an array through it five
+times or more. Here each rank adds up one segment of it, in pieces that stay in the caches, and it
+is four times. On two cores that is 2.4 times as fast from 256 kB to 4 MB, and 1.6 times
 for arrays of 90 MB in all, one after the other, that were written just before.
 """
 
@@ -29,18 +29,17 @@ _INBOX_BYTES = 1 << 20
 _LEAST_BYTES = 16 << 10
 
 
-def allreduce(source: Array, target: Array, purpose: str) -> None:
+def allreduce(source: Array, target: Array, communicator: Any) -> None:
     """Sums flat arrays over the ranks, which have all called it, or are about to.
 
     Args:
         source: What this rank contributes; the target itself, or another array.
         target: Where the sum will be.
-        purpose: Whose communicator is used.
+        communicator: One of `world.communicator`. Nobody else uses it meanwhile.
     """
-    if target.nbytes >= _LEAST_BYTES and _ranks_share_memory(purpose):
-        _memory(purpose).allreduce(source, target)
+    if target.nbytes >= _LEAST_BYTES and _ranks_share_memory(communicator):
+        _memory(communicator).allreduce(source, target)
         return
-    communicator = world.communicator(purpose)
     for sent, received in Message(source, target).pieces(MESSAGE_BYTES):
         communicator.Allreduce(sent, received)
 
@@ -48,7 +47,7 @@ def allreduce(source: Array, target: Array, purpose: str) -> None:
 class SharedMemory:
     """Where ranks of one host hand each other their numbers.
 
-    Every rank has an inbox, with a place for each of the others, and an outbox.
+    Every rank has an inbox, with a slot for each of the others, and an outbox.
 
     Args:
         communicator: One of ranks that can share memory. Nobody else uses it meanwhile.
@@ -59,50 +58,50 @@ class SharedMemory:
 
         self._communicator = communicator
         self._rank, self._size = communicator.Get_rank(), communicator.Get_size()
-        place = _INBOX_BYTES // (self._size - 1) // ALIGNMENT * ALIGNMENT
+        slot = _INBOX_BYTES // (self._size - 1) // ALIGNMENT * ALIGNMENT
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each near its own rank
-        self._window = MPI.Win.Allocate_shared(place * self._size, 1, info, communicator)
+        self._window = MPI.Win.Allocate_shared(slot * self._size, 1, info, communicator)
         info.Free()
         self._window.Lock_all()
-        self._places = []  # by rank: its outbox, and the others' places in its inbox
+        self._slots = []  # by rank: its outbox, and the others' slots in its inbox
         for rank in range(self._size):
             memory: Any = self._window.Shared_query(rank)[0]
-            whole = np.frombuffer(memory, np.uint8, count=place * self._size)
-            self._places.append(whole.reshape(self._size, place))
+            whole = np.frombuffer(memory, np.uint8, count=slot * self._size)
+            self._slots.append(whole.reshape(self._size, slot))
 
     def allreduce(self, source: Array, target: Array) -> None:
         """Sums flat arrays over the ranks."""
-        places = [each.view(target.dtype) for each in self._places]
-        segment = places[0].shape[1]
+        slots = [each.view(target.dtype) for each in self._slots]
+        segment = slots[0].shape[1]
         for start in range(0, len(target), segment * self._size):
             left = len(target) - start
             length = min(segment, -(-left // self._size))
             bounds = [start + min(rank * length, left) for rank in range(self._size + 1)]
-            self._sum_piece(source, target, bounds, places)
+            self._sum_piece(source, target, bounds, slots)
 
     def _sum_piece(
-        self, source: Array, target: Array, bounds: list[int], places: list[Array]
+        self, source: Array, target: Array, bounds: list[int], slots: list[Array]
     ) -> None:
         """Sums a piece, of which each rank adds up the segment between its bound and the next."""
         segments = [slice(begin, end) for begin, end in pairwise(bounds)]
         lengths = [end - begin for begin, end in pairwise(bounds)]
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
         for other in others:
-            # The distance to a rank is the number of its place in an inbox.
-            place = places[other][(self._rank - other) % self._size]
-            np.copyto(place[: lengths[other]], source[segments[other]])
-        self._meet()
-        outbox, *inbox = (place[: lengths[self._rank]] for place in places[self._rank])
+            # The distance to a rank is the number of its slot in an inbox.
+            slot = slots[other][(self._rank - other) % self._size]
+            np.copyto(slot[: lengths[other]], source[segments[other]])
+        self._synchronize()
+        outbox, *inbox = (slot[: lengths[self._rank]] for slot in slots[self._rank])
         total = target[segments[self._rank]]
         np.add(source[segments[self._rank]], inbox[0], out=total)
-        for place in inbox[1:]:
-            np.add(total, place, out=total)
+        for slot in inbox[1:]:
+            np.add(total, slot, out=total)
         np.copyto(outbox, total)
-        self._meet()
+        self._synchronize()
         for other in others:
-            np.copyto(target[segments[other]], places[other][0][: lengths[other]])
+            np.copyto(target[segments[other]], slots[other][0][: lengths[other]])
 
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         """Has every rank see what the others have written."""
         self._window.Sync()
         if ranks_share_cores():
@@ -113,20 +112,19 @@ class SharedMemory:
 
 
 @cache
-def _memory(purpose: str) -> SharedMemory:
-    with watch.waiting(purpose):
-        return SharedMemory(world.communicator(purpose))
+def _memory(communicator: Any) -> SharedMemory:
+    with watch.waiting(communicator.purpose):
+        return SharedMemory(communicator)
 
 
 @cache
-def _ranks_share_memory(purpose: str) -> bool:
+def _ranks_share_memory(communicator: Any) -> bool:
     """Whether all ranks can share memory; they must all ask, in the same order."""
     from mpi4py import MPI
 
-    communicator = world.communicator(purpose)
     if communicator.Get_size() == 1 or world.has_several_hosts():
         return False
-    with watch.waiting(purpose):
+    with watch.waiting(communicator.purpose):
         together = communicator.Split_type(MPI.COMM_TYPE_SHARED)
         share = together.Get_size() == communicator.Get_size()
         together.Free()

@@ -1,9 +1,9 @@
-"""Waiting for the other ranks without taking a core from those who compute.
+"""Waiting for the other ranks without taking a core from those that compute.
 
-MPI libraries wait by polling, which is quickest while the others are about to come and a core is
-there to spend. Ranks that share cores would keep each other from computing what they wait for; a
-rank that waits for another host, itself. There they meet before each collective, looking less and
-less often whether all have come.
+MPI libraries wait by polling. That is quickest when the others are about to arrive and there is a
+core to spare. Ranks that share cores would keep each other from computing what they wait for, and
+a rank that waits for another host would keep itself from it. These ranks have a barrier before each
+collective, and look less and less often whether all have arrived.
 """
 
 from __future__ import annotations
@@ -17,47 +17,69 @@ from typing import Any
 
 from tarantella.runtime import times, watch, world
 
+
+class _Barriers:
+    """The barriers of one set of communicators."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.due: list[Callable[[], None]] = []  # what this rank does before the next one
+
+
+_barriers: dict[world.Communicators, _Barriers] = {}
 _lock = threading.Lock()
-_meetings = 0
-_due: list[Callable[[], None]] = []  # what this rank does before the next meeting
-_left_alone: list[tuple[Any, Any]] = []  # requests that nobody waits for, and their buffers
+_unfinished: list[tuple[Any, Any]] = []  # requests that nobody waits for, and their buffers
 
 
 def barrier(communicator: Any) -> None:
     """Returns when every rank has called it; at once on one host with a core for each."""
     # A thread of the script calls collectives whenever it likes: on each rank at another point.
-    if communicator.purpose != "collectives" or in_main_thread():
-        expect_meeting()
+    if communicator.purpose != "collectives" or in_common_order():
+        count_barrier(communicator)
     if ranks_share_cores() or world.has_several_hosts():
         wait_aside(communicator.Ibarrier(), communicator.purpose)
 
 
-def expect_meeting() -> None:
-    """This rank is about to meet the others."""
-    global _meetings
-    with _lock:
-        due = _due.copy()
-        _due.clear()
+def count_barrier(communicator: Any) -> None:
+    """This rank is about to wait for the others."""
+    barriers = _barriers_of(communicator)
+    with barriers.lock:
+        due = barriers.due.copy()
+        barriers.due.clear()
     for function in due:
         function()
-    with _lock:
-        _meetings += 1
+    with barriers.lock:
+        barriers.count += 1
 
 
-def meetings() -> int:
-    """How often this rank has met the others: the same on all ranks at the same point."""
-    return _meetings
+def barrier_count(communicator: Any) -> int:
+    """How many barriers this rank has passed: the same on all ranks at the same point.
+
+    Communicators of one thread are counted together.
+    """
+    return _barriers_of(communicator).count
 
 
-def in_main_thread() -> bool:
-    """Whether this is the thread that is at a point which the ranks have in common."""
-    return threading.current_thread() is threading.main_thread()
+def before_next_barrier(communicator: Any, function: Callable[[], None]) -> None:
+    """Has a function called, once, when this rank is about to wait for the others."""
+    barriers = _barriers_of(communicator)
+    with barriers.lock:
+        barriers.due.append(function)
 
 
-def before_next_meeting(function: Callable[[], None]) -> None:
-    """Has a function called, once, when this rank is about to meet the others."""
-    with _lock:
-        _due.append(function)
+def _barriers_of(communicator: Any) -> _Barriers:
+    siblings = communicator.siblings
+    return _barriers.get(siblings) or _barriers.setdefault(siblings, _Barriers())
+
+
+def in_common_order() -> bool:
+    """Whether this thread does on every rank the same things in the same order.
+
+    The main thread does, and one that has communicators of its own.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread or world.has_own_communicators()
 
 
 def wait(request: Any, purpose: str) -> None:
@@ -74,7 +96,7 @@ def wait_aside(request: Any, purpose: str | None) -> None:
 
     Args:
         request: What is waited for.
-        purpose: What for, if it is a problem when the others do not come; None: they may take
+        purpose: What for, if it is a problem when the others do not arrive; None: they may take
             as long as they like.
     """
     waits = pauses()
@@ -83,11 +105,11 @@ def wait_aside(request: Any, purpose: str | None) -> None:
             next(waits)
 
 
-def leave_alone(request: Any, buffers: Any) -> None:
-    """Keeps the buffers of a request that nobody waits for any more, for as long as MPI has it."""
+def keep_until_done(request: Any, buffers: Any) -> None:
+    """Keeps the buffers of a request that nobody waits for, for as long as MPI uses them."""
     with _lock:
-        _left_alone[:] = [(other, kept) for other, kept in _left_alone if not other.Test()]
-        _left_alone.append((request, buffers))
+        _unfinished[:] = [(other, kept) for other, kept in _unfinished if not other.Test()]
+        _unfinished.append((request, buffers))
 
 
 def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
@@ -104,12 +126,12 @@ def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
 @cache
 def ranks_share_cores() -> bool:
     """Whether any host has more ranks than cores. All ranks come to the same answer."""
-    places_of: dict[str, list[world.Place]] = {}
-    for place in world.get_places():
-        places_of.setdefault(place.host, []).append(place)
-    return any(len(places) > _cores_of(places) for places in places_of.values())
+    by_host: dict[str, list[world.RankLocation]] = {}
+    for location in world.get_locations():
+        by_host.setdefault(location.host, []).append(location)
+    return any(len(locations) > _cores_of(locations) for locations in by_host.values())
 
 
-def _cores_of(places: list[world.Place]) -> int:
-    limits = [place.core_limit for place in places if place.core_limit is not None]
-    return min([len(frozenset().union(*(place.cores for place in places))), *limits])
+def _cores_of(locations: list[world.RankLocation]) -> int:
+    limits = [each.core_limit for each in locations if each.core_limit is not None]
+    return min([len(frozenset().union(*(each.cores for each in locations))), *limits])

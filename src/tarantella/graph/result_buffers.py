@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,44 +10,58 @@ import numpy as np
 from tarantella.comm.buckets import Bucket, aligned_zeros
 
 
-class ReusedMemory:
+class ResultBuffers:
     """Where the results of a bucket lie.
 
-    Fresh memory for every step would cost a page fault for every 4 kB. TensorFlow takes the
-    arrays over as they are and holds a reference to each as long as any tensor, or a variable
-    that was assigned from one, needs it: the reference counts say what is free.
+    Fresh memory for every step would cost a page fault for every 4 kB. TensorFlow takes an array
+    over as it is, and keeps it alive as long as any tensor, or a variable that was assigned from
+    one, needs it. So each step gets new array objects of old memory: once they are gone, the
+    memory is free.
     """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._blocks: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        self._buffers: list[_Buffer] = []
 
     def take(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """The memory of the whole bucket, and of each of its members."""
-        for block in self._blocks:
-            if all(sys.getrefcount(view) <= _REFERENCES_WHEN_FREE for view in block[1]):
-                return block[0], list(block[1])
-        buffer = aligned_zeros(self._bucket.nbytes)
-        views = [
-            buffer[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
-            for offset, spec in zip(self._bucket.offsets, self._bucket.specs, strict=True)
-        ]
-        self._blocks.append((buffer.view(self._bucket.dtype), views))
-        return self._blocks[-1][0], list(views)
+        for buffer in self._buffers:
+            if buffer.is_free():
+                return buffer.whole, buffer.lend()
+        self._buffers.append(_Buffer(self._bucket))
+        return self._buffers[-1].whole, self._buffers[-1].lend()
 
     def load(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """What to sum, and where to, both flat; and the members of the result.
 
-        One array alone is not copied: what TensorFlow holds stays as it is for as long as we have
-        a reference to it. Several are copied to where their sums will be.
+        A single array is not copied: what TensorFlow holds does not change as long as we have a
+        reference to it. Several are copied to where their sums will be.
         """
-        whole, views = self.take()
+        whole, members = self.take()
         if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0]).reshape(-1), views[0].reshape(-1), views
-        for view, array in zip(views, arrays, strict=True):
-            np.copyto(view, array)
-        return whole, whole, views
+            return np.ascontiguousarray(arrays[0]).reshape(-1), members[0].reshape(-1), members
+        for member, array in zip(members, arrays, strict=True):
+            np.copyto(member, array)
+        return whole, whole, members
 
 
-# The list of views, the loop's variable, and the argument of getrefcount itself.
-_REFERENCES_WHEN_FREE = 3
+class _Buffer:
+    """The memory of one bucket, and what was last lent of it."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        memory = aligned_zeros(bucket.nbytes)
+        self.whole = memory.view(bucket.dtype)
+        self._members = [
+            memory[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+            for offset, spec in zip(bucket.offsets, bucket.specs, strict=True)
+        ]
+        self._lent: list[weakref.ref[np.ndarray]] = []
+
+    def is_free(self) -> bool:
+        return all(array() is None for array in self._lent)
+
+    def lend(self) -> list[np.ndarray]:
+        """New array objects for the members; while one of them is alive, nothing is free."""
+        arrays = [member.view() for member in self._members]
+        self._lent = [weakref.ref(array) for array in arrays]
+        return arrays

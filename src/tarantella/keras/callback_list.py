@@ -26,7 +26,7 @@ import numpy as np
 
 from tarantella.comm import buffers, master_done
 from tarantella.comm.agreement import check_same
-from tarantella.comm.waiting import barrier, leave_alone, wait
+from tarantella.comm.waiting import barrier, keep_until_done, wait
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
@@ -325,7 +325,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         """The model is the user's own again."""
         if self._heard is not None:  # an error has ended it
             request, *buffers = self._heard
-            leave_alone(request, buffers)
+            keep_until_done(request, buffers)
             self._heard = None
         self.model._tnt_stops.let_go()
 
@@ -411,7 +411,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         except Exception as error:
             if error is self._shared_error or isinstance(error, MismatchError):
                 raise  # the others have it, too
-            master_done.tell_of_failure(error)
+            master_done.report_failure(error)
             self.settle(error, asks_master)
         self.settle(asks_master=asks_master)
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tarantella.comm import collectives, strings
-from tarantella.comm.block_exchange import Stream, as_bytes
+from tarantella.comm import collectives
+from tarantella.comm.block_exchange import OutgoingBlocks, as_bytes
 from tarantella.comm.buffers import MESSAGE_BYTES
+from tarantella.comm.values import strings
 from tarantella.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -69,7 +70,7 @@ class Column(Protocol):
 
     description: str
 
-    def add(self, leaf: Any, stream: Stream) -> None:
+    def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         """Keeps this rank's rows of one execution; those that can go into the stream, there."""
 
     def result(self, places: Places) -> Any:
@@ -101,7 +102,7 @@ class Dense:
         self._whole: Array | None = None
         self._arrays: list[Array] = []  # of each execution
 
-    def add(self, leaf: Any, stream: Stream) -> None:
+    def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._keep_shape(leaf)
         for piece in _pieces(leaf):
             stream.write(piece)
@@ -156,7 +157,7 @@ class Strings(Dense):
         self._text = bytearray()
         self._texts: list[bytes] = []  # of each rank
 
-    def add(self, leaf: Any, stream: Stream) -> None:
+    def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._keep_shape(leaf)
         lengths, text = strings.encode(leaf.numpy(), strings.BYTES)
         stream.write(lengths)
@@ -186,7 +187,7 @@ class Ragged:
         self.description = f"{leaf.dtype.name} with {leaf.ragged_rank} ragged dimensions"
         self._kept: list[Any] = []
 
-    def add(self, leaf: Any, stream: Stream) -> None:
+    def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._kept.append(leaf)
 
     def result(self, places: Places) -> Any:
@@ -209,7 +210,7 @@ class Sparse:
         self.description = f"{leaf.dtype.name}, sparse, with {leaf.shape.rank} dimensions"
         self._kept: list[Any] = []
 
-    def add(self, leaf: Any, stream: Stream) -> None:
+    def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._kept.append(leaf)
 
     def result(self, places: Places) -> Any:

@@ -8,25 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tarantella.graph import engine
 from tarantella.graph.channel import Channel
 from tarantella.graph.ordering import in_program_order
-from tarantella.graph.overlapped import OverlappedChannel
 from tarantella.graph.phases import end_phase
 from tarantella.internals.tensorflow import CALLS, called_graph
 from tarantella.keras.batch_reductions import arguments_for, depends_on_samples
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.timeline import timeline
-
-
-def channel() -> Channel:
-    """What gradients are summed by.
-
-    On one host, a sum is work for the cores that compute, and the shortest way is the best one.
-    """
-    if world.has_several_hosts():
-        return OverlappedChannel("gradients", "sparse gradients")
-    return Channel("gradients")
 
 
 def end_update(variables: Sequence[Any]) -> None:
@@ -158,4 +148,6 @@ def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
 
 def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:
     """The sums over the ranks, wherever in the user's functions they are asked for."""
-    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel()))
+    return in_program_order(
+        "gradients", lambda: sum_over_ranks(gradients, engine.channel("gradients"))
+    )

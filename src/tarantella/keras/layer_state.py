@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
-from tarantella.graph.channel import Channel
+from tarantella.graph import engine
 from tarantella.internals import keras as internals
 from tarantella.keras import state
 from tarantella.runtime import world
@@ -125,7 +125,7 @@ class LayerState:
         if not variables:
             return
         # No rank waits for it before the next step; it begins when the layers have written.
-        sums = Channel("layers").allreduce(
+        sums = engine.channel("layers").allreduce(
             [self._contribution(variable) for variable in variables],
             threshold=np.iinfo(np.int64).max,
         )

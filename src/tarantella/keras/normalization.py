@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tarantella.data import share
 from tarantella.errors import InputError
-from tarantella.graph.channel import Channel
+from tarantella.graph import engine
 from tarantella.graph.ordering import in_program_order
 from tarantella.internals import keras as internals
 
@@ -128,7 +128,7 @@ def _refuse_gradients_of_gradients(*gradients: tf.Tensor) -> Any:
 def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     everything = np.iinfo(np.int64).max
     return in_program_order(
-        "statistics", lambda: Channel("statistics").allreduce(tensors, everything)
+        "statistics", lambda: engine.channel("statistics").allreduce(tensors, everything)
     )
 
 

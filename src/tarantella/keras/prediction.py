@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm import agreement, buffers, structures
-from tarantella.comm.block_exchange import Stream, exchange
+from tarantella.comm.block_exchange import OutgoingBlocks, exchange
 from tarantella.comm.waiting import barrier
 from tarantella.data.micro_batch import row_count, slice_rows
 from tarantella.errors import InputError, MismatchError
@@ -65,7 +65,7 @@ class Rows:
     def __init__(self) -> None:
         self._structure: Any = None  # of the outputs, with a description of each
         self._columns: list[Column] = []
-        self._stream = Stream(world.get_size())
+        self._stream = OutgoingBlocks(world.get_size())
         self._counts: list[Any] = []  # of each execution, which is one step or several
 
     def add(self, rows: Any, counts: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tarantella.data.micro_batch import MicroBatch
-from tarantella.graph.channel import Channel
+from tarantella.graph import engine
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
 from tarantella.keras import normalization, prediction, state
@@ -116,7 +116,7 @@ class RankSteps(StopsTogether, keras.Model):
         compute, step = super().get_metrics_result, current()
         if step is not None:
             return step.results_of(compute, self.metrics)
-        return global_results(compute, self.metrics, Channel("metrics"))
+        return global_results(compute, self.metrics, engine.channel("metrics"))
 
     def _aggregate_additional_loss(self, loss: Any) -> Any:
         """Sums up what was handed to `add_loss`, as Keras does, over the samples of all ranks."""

@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
+from tarantella.graph import engine
 from tarantella.graph.channel import Channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.graph.phases import end_phase
@@ -67,9 +68,9 @@ class Step:
         self._advice = model._tnt_advice
         self._shares_logs = shares_logs
         self._share = Share(tf.cast(part.count, tf.float64) / tf.cast(part.total, tf.float64))
-        self._gradients = gradients.channel()
-        self._losses = Channel("losses")
-        self._metrics = Channel("metrics")
+        self._gradients = engine.channel("gradients")
+        self._losses = engine.channel("losses")
+        self._metrics = engine.channel("metrics")
         self._weighted_for: set[int] = set()
         self._nested = False
         self._builds_metric = False

@@ -16,7 +16,7 @@ from tarantella.runtime.configuration import Configuration, configuration, of_ra
 from tarantella.runtime.cores import thread_share
 from tarantella.runtime.imports import when_imported
 from tarantella.runtime.log import LOGGER
-from tarantella.runtime.world import Place
+from tarantella.runtime.world import RankLocation
 
 # A collective that waits for other ranks occupies one of TensorFlow's inter-op threads. With too
 # few of them nothing is left to compute what the others wait for, and the run stands still. A
@@ -63,21 +63,21 @@ def thread_count(settings: Configuration) -> int:
 
 
 def choose_gpu(
-    count: int, local_rank: int, places: tuple[Place, ...], planned: int | None
+    count: int, local_rank: int, locations: tuple[RankLocation, ...], planned: int | None
 ) -> int | None:
     """The GPU of a rank, of those it sees; None if they do not suffice for the ranks of the host.
 
     Args:
         count: how many GPUs this rank sees
         local_rank: the number of this rank on its host
-        places: where each rank of the host runs
+        locations: where each rank of the host runs
         planned: the GPU that the command has planned for it
     """
-    seen = [place.gpus for place in places]
+    seen = [location.gpus for location in locations]
     if count == 1 and len(seen) > 1 and None not in seen and len(set(seen)) == len(seen):
         return 0  # a scheduler shows to each rank a GPU of its own
     wanted = local_rank if planned is None else planned
-    enough = planned is not None or count >= len(places)
+    enough = planned is not None or count >= len(locations)
     return wanted if enough and wanted < count else None
 
 
@@ -86,9 +86,9 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
     if settings.no_gpu:
         tf.config.set_visible_devices([], "GPU")
         return
-    local_rank, places = world.get_local_rank(), world.get_local_places()
+    local_rank, locations = world.get_local_rank(), world.get_local_locations()
     planned = of_rank(settings.gpus, world.get_rank())
-    chosen = choose_gpu(len(gpus), local_rank, places, planned)
+    chosen = choose_gpu(len(gpus), local_rank, locations, planned)
     if chosen is not None:
         tf.config.set_visible_devices(gpus[chosen], "GPU")
         tf.config.experimental.set_memory_growth(gpus[chosen], True)
@@ -99,8 +99,8 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
             "TensorFlow finds %d GPUs for %d ranks on host %s: the ranks run on the CPU. Start "
             "fewer ranks, or look whether this TensorFlow supports the GPUs.",
             len(gpus),
-            len(places),
-            places[local_rank].host,
+            len(locations),
+            locations[local_rank].host,
         )
 
 
@@ -122,9 +122,9 @@ def _share_threads(tf: ModuleType, settings: Configuration) -> None:
 
 
 def _even_share() -> int:
-    places = world.get_local_places()
-    of_all = tuple(place.cores for place in places)
-    mine = places[world.get_local_rank()]
+    locations = world.get_local_locations()
+    of_all = tuple(location.cores for location in locations)
+    mine = locations[world.get_local_rank()]
     return thread_share(mine.cores, of_all, mine.core_limit)
 
 

@@ -13,7 +13,7 @@ LOGGER = logging.getLogger("tarantella")
 FORMAT = "tarantella %(levelname)s: %(message)s"
 
 
-class MarkedLines(logging.Formatter):
+class RankPrefixFormatter(logging.Formatter):
     """Puts a mark in front of every line of a message."""
 
     def __init__(self, mark: str = "") -> None:
@@ -74,8 +74,8 @@ def _handler(configuration: Configuration, rank: int, size: int) -> logging.Hand
     marked = configuration.log_on_all_devices and size > 1
     if marked and is_run_by_command():
         handler: logging.Handler = ToCommand(rank)
-        handler.setFormatter(MarkedLines())
+        handler.setFormatter(RankPrefixFormatter())
     else:
         handler = ErrorStream()
-        handler.setFormatter(MarkedLines(f"[rank {rank}] " if marked else ""))
+        handler.setFormatter(RankPrefixFormatter(f"[rank {rank}] " if marked else ""))
     return handler

@@ -35,7 +35,7 @@ _WORDS = {
     "layers": "a sum of the state of layers",
     "statistics": "the statistics of a batch normalization",
     "callbacks": "what ranks settle around callbacks",
-    "notices": "a file that the master rank writes",
+    "reports": "a file that the master rank writes",
     "data": "the sizes of a step's parts",
     "control": "a check that all ranks do the same",
 }
@@ -104,8 +104,9 @@ def watched(communicator: Any, purpose: str) -> Any:
         return call
 
     methods = {name: method(name) for name in _BLOCKING}
-    kind = type("Watched", (type(communicator),), {**methods, "purpose": purpose})
-    return kind(communicator)
+    # There is one object for each communicator, so it can be a key as itself.
+    attributes = {**methods, "purpose": purpose, "__hash__": object.__hash__}
+    return type("Watched", (type(communicator),), attributes)(communicator)
 
 
 def start(rank: int, seconds: float) -> None:

@@ -1,31 +1,27 @@
-"""The ranks of this run: how many there are, and which one this is.
+"""The ranks of this run, and the communicators between them.
 
-A process that an MPI launcher has started is a rank, and starts MPI. Any other is a serial run:
-one rank, which is the master rank, and no MPI at all.
+A process that an MPI launcher has started is a rank. Any other is a serial run: one rank, which is
+the master rank, and no MPI at all. `start` finds out which of them this process is.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log, messages, watch
-from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
-from tarantella.runtime.configuration import Configuration, configuration
+from tarantella.errors import TarantellaError
 from tarantella.runtime.cores import core_limit, usable_cores
-from tarantella.runtime.launcher import Launch
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-# Collectives that run at the same time need a communicator of their own each. Creating one is
-# collective too, so all are created at the start, in this order.
+# Collectives that run at the same time need a communicator each. Creating one is collective too,
+# so all are created together, in this order.
 PURPOSES = (
     "collectives",
     "gradients",
@@ -35,14 +31,14 @@ PURPOSES = (
     "layers",
     "statistics",
     "callbacks",
-    "notices",
+    "reports",
     "data",
     "control",
 )
 
 
 @dataclass(frozen=True)
-class Place:
+class RankLocation:
     """Where a rank runs.
 
     Attributes:
@@ -58,73 +54,52 @@ class Place:
     core_limit: int | None = None
 
 
-def _this_place() -> Place:
+def this_location() -> RankLocation:
+    """Where this process runs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Place(socket.gethostname(), frozenset(usable_cores()), visible, core_limit())
+    return RankLocation(socket.gethostname(), frozenset(usable_cores()), visible, core_limit())
 
 
-_started = False
+class Communicators:
+    """A communicator of all ranks for each purpose. Each keeps one order of calls on all ranks.
+
+    Args:
+        by_purpose: The communicators, which `watch.watched` has made.
+    """
+
+    def __init__(self, by_purpose: Mapping[str, Any]) -> None:
+        self._by_purpose = by_purpose
+        for communicator in by_purpose.values():
+            communicator.siblings = self
+
+    def __getitem__(self, purpose: str) -> Any:
+        return self._by_purpose[purpose]
+
+
 _rank = 0
 _size = 1
-_places: tuple[Place, ...] = (_this_place(),)
+_locations: tuple[RankLocation, ...] = (this_location(),)
 _several_hosts = False
-_communicators: dict[str, Intracomm] = {}
+_communicators: Communicators | None = None
+_communicators_in_use: ContextVar[Communicators | None] = ContextVar("communicators", default=None)
 _pid = 0  # the process that MPI runs in; 0 where it does not
 
 
-def start() -> None:
-    """Start this rank. Does nothing the second time."""
-    global _started, _rank, _size, _places
-    if _started:
-        return
-    _started = True
-    parent = launcher.rank_of_parent()
-    launch = launcher.find_launch()
-    if parent is not None:
-        # A worker that a rank has spawned belongs to that rank; another program runs serially.
-        if any("from multiprocessing." in word for word in sys.orig_argv):
-            _rank, _size = parent
-            _places *= _size  # all it knows
-    else:
-        ending.install()
-        if launch is not None:
-            _tell(JOINS, launch)
-            _start_mpi(launch)
-            _tell(JOINED, launch)
-    settings = _settings()
-    log.configure(settings, _rank, _size)
-    if _pid and _size > 1 and settings.stall_seconds:
-        watch.start(_rank, settings.stall_seconds)
-    name = _timeline_of_master(settings) if parent is None else ""
-    if name:
-        from tarantella.runtime import timeline
-
-        timeline.start(name)
+def belong_to(rank: int, size: int) -> None:
+    """This process is a worker of a rank: it knows of the ranks, and cannot communicate."""
+    global _rank, _size, _locations
+    _rank, _size = rank, size
+    _locations *= size  # all it knows
 
 
-def _tell(kind: str, launch: Launch) -> None:
-    if launch.size != 1:
-        rank = launcher.rank_by_launcher()
-        announce(Announcement(kind, rank, socket.gethostname(), os.getpid()))
-
-
-def _timeline_of_master(settings: Configuration) -> str:
-    """The file for a timeline, also where a launcher has given the variable to the master only."""
-    if launcher.is_command():
-        return ""
-    if _size == 1:
-        return settings.timeline
-    return str(messages.bcast(settings.timeline, _communicators["control"]))
-
-
-def _settings() -> Configuration:
-    try:
-        return configuration()
-    except InputError:
-        if _size > 1:
-            raise
-        # The command is such a process too, and has better ways to tell the user.
-        return Configuration()
+def join(rank: int, locations: Sequence[RankLocation], communicators: Communicators) -> None:
+    """This process is a rank."""
+    global _rank, _size, _locations, _several_hosts, _communicators, _pid
+    _rank, _size = rank, len(locations)
+    _locations = tuple(locations)
+    _several_hosts = len(set(get_host_names())) > 1
+    _communicators = communicators
+    _pid = os.getpid()
 
 
 def get_rank() -> int:
@@ -155,12 +130,12 @@ def get_local_rank() -> int:
 
 def get_local_size() -> int:
     """The number of ranks on the host of this rank."""
-    return len(get_local_places())
+    return len(get_local_locations())
 
 
 def get_host_names() -> tuple[str, ...]:
     """The host name of each rank."""
-    return tuple(place.host for place in _places)
+    return tuple(location.host for location in _locations)
 
 
 def has_several_hosts() -> bool:
@@ -168,105 +143,44 @@ def has_several_hosts() -> bool:
     return _several_hosts
 
 
-def get_places() -> tuple[Place, ...]:
+def get_locations() -> tuple[RankLocation, ...]:
     """Where each rank runs."""
-    return _places
+    return _locations
 
 
-def get_local_places() -> tuple[Place, ...]:
+def get_local_locations() -> tuple[RankLocation, ...]:
     """Where each rank of this host runs, by local rank."""
-    return tuple(place for place in _places if place.host == _places[_rank].host)
+    return tuple(each for each in _locations if each.host == _locations[_rank].host)
 
 
 def communicator(purpose: str) -> Intracomm:
-    """The communicator of all ranks that is set aside for a purpose, one of `PURPOSES`."""
+    """The communicator of all ranks for a purpose, one of `PURPOSES`."""
     if purpose not in PURPOSES:
         raise ValueError(f"There is no communicator for {purpose!r}, only for {PURPOSES}.")
-    if _pid != os.getpid():
+    found: Intracomm = communicators()[purpose]
+    return found
+
+
+def communicators() -> Communicators:
+    """The communicators of what this thread is doing."""
+    if _communicators is None or _pid != os.getpid():
         raise TarantellaError(
             "This process is not a rank, so it cannot communicate with the ranks: "
             "it runs serially, or it is a worker process that a rank has started."
         )
-    return _communicators[purpose]
+    return _communicators_in_use.get() or _communicators
 
 
-def _start_mpi(launch: Launch) -> None:
-    global _rank, _size, _places, _several_hosts, _pid
-    if "tensorflow" not in sys.modules:
-        # TensorFlow tells on its way up how it was built, and would do so on every rank.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    if not _has_rdma():
-        # UCX would note down all memory that is given back, for a cache that only RDMA empties:
-        # about 0.6 kB a step, of what Python takes for each call from a thread of TensorFlow.
-        os.environ.setdefault("UCX_RCACHE_ENABLE", "n")
+def has_own_communicators() -> bool:
+    """Whether this thread uses communicators of its own, and not those of the main thread."""
+    return _communicators_in_use.get() is not None
+
+
+@contextmanager
+def using(communicators: Communicators) -> Iterator[None]:
+    """What this thread does in here uses these communicators."""
+    token = _communicators_in_use.set(communicators)
     try:
-        import mpi4py
-
-        mpi4py.rc.finalize = False  # at the end it is done by us, and never in a forked process
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise TarantellaError(
-            f"{launch.launcher} has started this process, but no MPI library could be loaded "
-            f"({str(error).splitlines()[0]}): install one, for example with `pip install mpich`."
-        ) from error
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise TarantellaError(
-            "Tarantella needs MPI with MPI_THREAD_MULTIPLE, and MPI was started without it: "
-            "import tarantella before mpi4py, leave mpi4py.rc.threads and thread_level alone, or "
-            f"use an MPI library that supports it. This one is {_name_of_library(MPI)}."
-        )
-    world = MPI.COMM_WORLD
-    if launch.size is not None and launch.size != world.Get_size():
-        size, library = world.Get_size(), _name_of_library(MPI)
-        if size == 1:
-            MPI.Finalize()  # there is nobody to end, and nothing has to be left behind
-        _refuse_other_library(launch, size, library)
-    _communicators.update({name: watch.watched(world.Dup(), name) for name in PURPOSES})
-    _pid = os.getpid()
-    _rank, _size = world.Get_rank(), world.Get_size()
-    here = _this_place()
-    places = messages.allgather(
-        [here.host, sorted(here.cores), here.gpus, here.core_limit], _communicators["control"]
-    )
-    _places = tuple(
-        Place(host, frozenset(cores), gpus, limit) for host, cores, gpus, limit in places
-    )
-    _several_hosts = len(set(get_host_names())) > 1
-    ending.before_end(_settle)
-    launcher.declare_rank(_rank, _size)
-
-
-def _has_rdma() -> bool:
-    """Whether this host has InfiniBand, RoCE or the like."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(devices.iterdir())
-
-
-def _settle() -> None:
-    """Leave no message on its way."""
-    from tarantella.comm import master_done
-
-    master_done.settle()
-
-
-def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
-    """End a run whose launcher and whose MPI library do not know each other."""
-    if launch.rank:
-        sys.exit(2)  # one of the processes says it, the others are in the same state
-    if launch.launcher == "Slurm":
-        raise TarantellaError(
-            f"srun has started {launch.size} ranks, but the MPI library that mpi4py has loaded, "
-            f"{library}, sees {size}, as it was not told of the others: start them with `srun "
-            "--mpi=pmi2`, or with `srun --mpi=pmix` for Open MPI, or with the tarantella command."
-        )
-    raise TarantellaError(
-        f"The launcher, {launch.launcher}, has started {launch.size} ranks, but the MPI library "
-        f"that mpi4py has loaded, {library}, sees {size}: they are of different MPI "
-        "installations. Start the ranks with the mpiexec of that library, or with the tarantella "
-        "command, or let the variable MPI4PY_LIBMPI name the launcher's own libmpi.so."
-    )
-
-
-def _name_of_library(mpi: ModuleType) -> str:
-    """The name and number in what an MPI library says of itself, which can be a page long."""
-    return " ".join(mpi.Get_library_version().splitlines()[0].split(",")[0].split())
+        yield
+    finally:
+        _communicators_in_use.reset(token)

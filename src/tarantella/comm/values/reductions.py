@@ -2,10 +2,10 @@
 
 - float16, bfloat16 and float8 are reduced in float32 and rounded once, at the end. Not every MPI
   library knows them, and rounding after each rank would lose digits.
-- Integers are summed in their own type, and wrap around as numpy's do. A Python integer does not:
+- Integers are summed in their own type, and wrap around as NumPy's do. A Python integer does not:
   its sum is exact.
-- The mean of integers is float64, as in numpy.
-- The minimum and maximum of anything with a NaN are NaN, as in numpy; MPI leaves that open.
+- The mean of integers is float64, as in NumPy.
+- The minimum and maximum of anything with a NaN are NaN, as in NumPy; MPI leaves that open.
 - Booleans are True and False only: "max" is True where any rank has True, "min" where all have.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tarantella.comm.values import Leaf
+from tarantella.comm.values.leaf import Leaf
 from tarantella.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -81,7 +81,8 @@ def unload(work: Array, leaf: Leaf, op: str, size: int) -> Array:
 def _is_exact(leaf: Leaf, op: str) -> bool:
     """Whether halves of a single 64-bit integer are summed, so that the sum cannot overflow.
 
-    Only Python integers need it. A numpy integer does as they do, as another rank may have those.
+    Only Python integers need it. A NumPy integer is summed in the same way, as another rank may
+    have a Python integer.
     """
     return op == "sum" and leaf.dtype == "int64" and leaf.shape == ()
 

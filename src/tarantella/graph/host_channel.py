@@ -1,0 +1,134 @@
+"""Sums over the ranks through the memory of the host, by MPI and NumPy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tarantella.comm import shared_memory
+from tarantella.comm.buckets import Bucket
+from tarantella.comm.waiting import barrier, wait_aside
+from tarantella.graph.channel import Channel
+from tarantella.graph.host_call import host_call
+from tarantella.graph.result_buffers import ResultBuffers
+from tarantella.runtime import world
+from tarantella.runtime.timeline import Timeline, now, timeline
+
+
+class HostChannel(Channel):
+    """A channel whose collectives are host calls, each of which returns when it is done."""
+
+    def __init__(self, purpose: str) -> None:
+        super().__init__(purpose)
+        # Host calls run in threads of TensorFlow, so they cannot ask for it.
+        self._communicator: Any = world.communicator(purpose)
+        self._buckets = 0
+
+    def _sums(self, tensors: list[tf.Tensor], buckets: list[Bucket]) -> dict[int, tf.Tensor]:
+        sums: dict[int, tf.Tensor] = {}
+        for bucket in buckets:
+            results = self._in_order(
+                _bucket_sum(bucket, self._communicator),
+                [tensors[member] for member in bucket.members],
+                [tensors[member].dtype for member in bucket.members],
+                self._lane(bucket),
+            )
+            sums.update(zip(bucket.members, results, strict=True))
+        return sums
+
+    def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        all_indices, all_values = self._in_order(
+            _gather_rows(self._communicator), [indices, values], [indices.dtype, values.dtype]
+        )
+        return all_indices, all_values
+
+    def _in_order(
+        self,
+        function: Callable[..., Any],
+        tensors: list[tf.Tensor],
+        dtypes: list[tf.DType],
+        lane: str = "",
+    ) -> list[tf.Tensor]:
+        """Calls a function that communicates, after those before it.
+
+        Args:
+            function: A function of arrays.
+            tensors: Its arguments.
+            dtypes: The types of its results.
+            lane: Where it is in a timeline; by default, under the purpose of the channel.
+        """
+        ready: list[tf.Tensor] = []
+        if (notes := timeline()) is not None:
+            function, ready = self._noted(function, tensors, lane or self._purpose, notes)
+        with tf.control_dependencies([*self._last("call"), *ready]):
+            results = self._call(function, tensors, dtypes)
+        self._keep_last("call", results)
+        return results
+
+    def _noted(
+        self, function: Callable[..., Any], tensors: list[tf.Tensor], lane: str, notes: Timeline
+    ) -> tuple[Callable[..., Any], list[tf.Tensor]]:
+        """The function, noted in a timeline; and what notes that its arguments are ready."""
+        ready: deque[int] = deque()
+
+        def note() -> bool:
+            ready.append(now())
+            return True
+
+        def call(*arrays: np.ndarray) -> Any:
+            wait_aside(self._communicator.Ibarrier(), self._communicator.purpose)
+            all_ready = now()
+            results = function(*arrays)
+            size = sum(array.nbytes for array in arrays)
+            notes.add(lane, "waiting", ready.popleft(), all_ready, bytes=size)
+            notes.add(lane, "reducing", all_ready, now(), bytes=size)
+            return results
+
+        with tf.control_dependencies([] if tf.executing_eagerly() else tensors):
+            return call, self._call(note, [], [tf.bool])
+
+    def _lane(self, bucket: Bucket) -> str:
+        """Where a bucket is in a timeline."""
+        self._buckets += 1
+        return f"{self._purpose} {self._buckets} ({bucket.nbytes / 1e6:.2f} MB)"
+
+    def _call(
+        self, function: Callable[..., Any], tensors: list[tf.Tensor], dtypes: list[tf.DType]
+    ) -> list[tf.Tensor]:
+        # Run eagerly, a single result comes without a list.
+        return tf.nest.flatten(host_call(function, tensors, dtypes, independent=True))
+
+
+def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndarray]]:
+    """A function of the bucket's arrays that returns their sums over the ranks."""
+    buffers = ResultBuffers(bucket)
+
+    def total(*arrays: np.ndarray) -> list[np.ndarray]:
+        source, target, members = buffers.load(arrays)
+        barrier(communicator)
+        shared_memory.allreduce(source, target, communicator)
+        return members
+
+    return total
+
+
+def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    size = communicator.Get_size()
+
+    def gather(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        barrier(communicator)
+        counts = np.empty(size, np.int64)
+        communicator.Allgather(np.array([len(indices)], np.int64), counts)
+        total = int(counts.sum())
+        width = int(np.prod(values.shape[1:], dtype=np.int64))
+        all_indices = np.empty(total, indices.dtype)
+        all_values = np.empty((total, *values.shape[1:]), values.dtype)
+        communicator.Allgatherv(indices, (all_indices, counts))
+        communicator.Allgatherv(np.ascontiguousarray(values), (all_values, counts * width))
+        return all_indices, all_values
+
+    return gather
