@@ -315,7 +315,7 @@ def test_file_of_records_that_is_cut_off_is_named(
     whole = (folder / "small" / "tfrecords" / "train-00000-of-00004").read_bytes()
     (tmp_path / "train-00000-of-00001").write_bytes(whole[:-100])
     (tmp_path / "validation-00000-of-00001").write_bytes(whole)
-    with pytest.raises(SystemExit, match="train-00000-of-00001: not a file of TFRecords, or its"):
+    with pytest.raises(SystemExit, match="train-00000-of-00001: not a TFRecord file, or its"):
         module("imagenet").find_images(tmp_path)
 
 
