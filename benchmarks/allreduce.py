@@ -1,13 +1,13 @@
-"""Allreduce of two ranks in a TensorFlow graph, over MPI's own on the same kind of memory.
+"""Allreduce of two ranks in a TensorFlow graph, compared with MPI's own on the same kind of memory.
 
-A graph has several allreduces behind each other, and the time of a call of a graph that has
-none is subtracted: what is compared is an allreduce, not what a call from Python costs. MPI's
-own is one plain Allreduce of the whole buffer, to the next one in a chain of as many buffers; and,
-beside it, of one buffer in place over and over, which stays in the caches. All take turns in each
-round. A round's figure is the median of its calls, on the slower rank.
+A graph has several allreduces one after the other, and the time of calling a graph without any is
+subtracted: the comparison is about an allreduce, not about a call from Python. MPI's own is one
+plain Allreduce of the whole buffer to the next in a chain of as many buffers; and also of one
+buffer in place, again and again, which stays in the caches. All take turns in each round. A round's
+figure is the median of its calls, on the slower rank.
 
     python benchmarks/allreduce.py                  # 1 kB to 256 MB
-    python benchmarks/allreduce.py --quick          # does it run; the figures mean nothing
+    python benchmarks/allreduce.py --quick          # checks only that it runs
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from common import RANKS, is_rank, last_line, on_ranks
 from report import Figure
 
 SIZES = [4**power << 10 for power in range(10)]  # 1 kB to 256 MB
-# What is asked for: a share of MPI's own speed from a size on; microseconds more at a size.
+# The targets: a share of MPI's own speed from a size up; microseconds more at a size.
 SHARE, SHARE_FROM = 0.8, 256 << 10
 EXTRA, EXTRA_AT = 100.0, 4 << 10
-CHAINED_BYTES, CHAINED = 64 << 20, 16  # a graph has no more allreduces than this
-MOVED_BYTES, CALLS = 1 << 30, 50  # a round has no more calls than this, and at least three
+CHAINED_BYTES, CHAINED = 64 << 20, 16  # the most allreduces in a graph
+MOVED_BYTES, CALLS = 1 << 30, 50  # the most calls in a round; at least three
 
-Times = dict[str, float]  # seconds for an allreduce, and for a call of a graph without one
+Times = dict[str, float]  # seconds of an allreduce, and of a call of a graph without one
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def rank_main(rounds: int, quick: bool) -> None:
 
 
 def compared(size: int, rounds: int) -> list[Times]:
-    """The times of an allreduce of so many bytes, in each round."""
+    """The times of an allreduce of `size` bytes, in each round."""
     from mpi4py import MPI
 
     from tarantella.comm.buckets import aligned_zeros
@@ -120,12 +120,12 @@ def compared(size: int, rounds: int) -> list[Times]:
 
 
 def chain(size: int, length: int) -> Callable[[], Any]:
-    """A graph with so many allreduces, each of what the one before it has made."""
+    """A graph with `length` allreduces, each of the result of the one before."""
     import tensorflow as tf
 
     from tarantella.keras import gradients
 
-    zeros = tf.zeros(size // tf.float32.size)  # and so are all sums of them
+    zeros = tf.zeros(size // tf.float32.size)  # and so are all their sums
 
     @tf.function
     def graph(tensor: tf.Tensor) -> tf.Tensor:
@@ -138,7 +138,7 @@ def chain(size: int, length: int) -> Callable[[], Any]:
 
 
 def seconds(action: Callable[[], Any], calls: int) -> float:
-    """The median time of a call on the rank where it is longer; the first ones do not count."""
+    """The median time of a call on the slower rank; the first two do not count."""
     import tarantella as tnt
 
     times = []

@@ -1,12 +1,12 @@
-"""All benchmarks, with one table in the end: what `make bench` runs.
+"""All benchmarks, with one table at the end: what `make bench` runs.
 
-It takes about 20 minutes on two cores that do nothing else. The figures are written to
-results/results.json beside this file, and how near each way of training comes to the limit is
-drawn in results/results.png. With --quick nothing is written, unless --output says where.
+It takes about 20 minutes on two otherwise idle cores. The figures are written to
+results/results.json next to this file; results/results.png shows how close each way of training
+comes to the limit. With --quick, nothing is written unless you pass --output.
 
     python benchmarks/bench.py
     python benchmarks/bench.py --only step --models lenet5 --candidates limit tarantella
-    python benchmarks/bench.py --quick              # does it run; the figures mean nothing
+    python benchmarks/bench.py --quick              # checks only that it runs
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from input import COST, GAIN
 from report import Figure
 
 HERE = Path(__file__).parent
-GIB, QUICK_GIB = 4.0, 0.1  # of the array that is trained from
+GIB, QUICK_GIB = 4.0, 0.1  # size of the array to train on
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         for part in options.only:
             figures += PARTS[part](options)
-    finally:  # what there is, also if a part has failed
+    finally:  # even if a part has failed
         if figures:
             print(report.table(figures))
     if options.output:
@@ -50,14 +50,14 @@ def main() -> None:
         print(f"\nwritten: {options.output}/results.json and results.png")
     missed = report.missed(figures)
     asked = [figure for figure in figures if figure.verdict]
-    print(f"\n{len(asked) - len(missed)} of {len(asked)} figures are what is asked for.")
+    print(f"\n{len(asked) - len(missed)} of {len(asked)} targets are met.")
     if options.quick:
-        print("That was quick, and means nothing.")
+        print("With --quick, the figures mean nothing.")
     sys.exit(1 if options.strict and missed else 0)
 
 
 def parsed() -> Namespace:
-    """The options, if they can be met: what is missing should not be found out in the end."""
+    """The options, checked at once: an error should not come at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=5)
@@ -101,7 +101,7 @@ def of_input(options: Namespace) -> list[Figure]:
 
 
 def read_input(text: str) -> list[Figure]:
-    """The figures in what input.py prints."""
+    """The figures in the output of input.py."""
     number = r"([-+]?[\d.]+)%?"
     line = rf"(jpeg|memory) +(\S.*?) +over (.+?) +{number} \({number} to {number}\)"
     figures = []

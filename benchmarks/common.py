@@ -1,4 +1,4 @@
-"""What the benchmarks share: ranks of this machine, a model, and the times of its steps."""
+"""What the benchmarks share: ranks on this machine, a model, and its step times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 class Failed(SystemExit):
-    """Ends a benchmark, with a message that says why."""
+    """Ends a benchmark with a message that says why."""
 
 
 def is_rank() -> bool:
@@ -30,40 +30,40 @@ def is_rank() -> bool:
 
 
 def on_ranks(ranks: int, *options: str) -> list[str]:
-    """The beginning of a command that runs a script on ranks of this machine, without GPUs."""
+    """The start of a command line that runs a script on ranks of this machine, without GPUs."""
     command = Path(sys.executable).parent / "tarantella"
     return [str(command), "-n", str(ranks), "--no-gpu", *options, "--"]
 
 
 def tarantella_on_ranks() -> Any:
-    """Tarantella, if this process is a rank: to be called before TensorFlow's first operation."""
+    """Tarantella, if this process is a rank. Call it before TensorFlow's first operation."""
     return importlib.import_module("tarantella") if is_rank() else None
 
 
 def printed(command: Sequence[str], **env: str) -> str:
-    """Runs a command, and returns what it prints; of its errors, only Tarantella's are shown."""
+    """Runs a command, and returns its output; of its errors, shows only Tarantella's."""
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
     if run.returncode != 0:
         words = " ".join(command)
-        raise Failed(f"{run.stdout}{run.stderr}{words} has failed, status {run.returncode}.")
+        raise Failed(f"{run.stdout}{run.stderr}{words} failed with status {run.returncode}.")
     warnings = [line for line in run.stderr.splitlines(True) if line.startswith("tarantella")]
     sys.stderr.writelines(warnings)
     return run.stdout
 
 
 def last_line(command: Sequence[str], **env: str) -> Any:
-    """Runs a command, and reads the last line that it prints, which is JSON."""
+    """Runs a command, and parses the last line of its output as JSON."""
     return json.loads(printed(command, **env).splitlines()[-1])
 
 
 def step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> list[float]:
-    """Trains on data, and returns how long each step took after the first one.
+    """Trains, and returns the time of each step after the first.
 
     Args:
         model: A compiled model.
-        data: What `fit` takes.
-        keras: The module that the model was made with, if it is not Keras 3.
-        options: What `fit` takes by name.
+        data: Positional arguments of `fit`.
+        keras: The module that the model was built with, if it is not Keras 3.
+        options: Keyword arguments of `fit`.
     """
     ends: list[float] = []
     clock = _or_keras_3(keras).callbacks.LambdaCallback(

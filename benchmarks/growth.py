@@ -1,22 +1,22 @@
-"""What training costs a rank, counted on 2, 4 and 8 ranks, and what of it grows with their number.
+"""What training costs a rank, counted on 2, 4 and 8 ranks, and what grows with their number.
 
-More ranks than cores cannot be timed, so everything is counted. A rank's counts of a `fit` with
-E epochs of S steps are F + E (P + S s); three calls of `fit` that differ in E and S give what a
-step (s), an epoch (P, with its validation) and the call itself (F) cost:
+More ranks than cores cannot be timed, so everything is counted. A rank's counts for a `fit` with
+E epochs of S steps are F + E (P + S s); three calls of `fit` with different E and S give the cost
+of a step (s), an epoch (P, with its validation) and the call itself (F):
 
-calls    What the process asks of MPI, by communicator and kind, with the bytes that it passes
-         in or gets out, whichever is more, and the thread. The communicators are objects of a
-         class that counts, from the first one on, whoever uses them.
-wire     What the kernel has sent on the TCP connections of the process. The ranks talk over TCP
-         as if each had a host of its own; so this is what the MPI library makes of the calls,
-         counted by something else than this script.
-lines    Lines of Tarantella's Python that are run, in any thread; not those that wait for others.
+calls    The MPI calls of the process, by communicator and kind, with the bytes passed in or
+         out, whichever is more, and the thread. All communicators belong to a class that counts,
+         whoever uses them.
+wire     The bytes that the kernel has sent on the TCP connections of the process. The ranks use
+         TCP as if each had its own host; so this is what the MPI library makes of the calls,
+         counted independently of this script.
+lines    Lines of Tarantella's Python executed, in any thread; not those that wait for others.
 memory, threads, files, processor time of the process.
 
-The part of a batch that a rank has is the same for every number of ranks. At each number there
-are more ranks than cores, so that they all wait for each other in the same way.
+A rank's micro-batch is the same for every number of ranks. There are always more ranks than cores,
+so that they all wait for each other in the same way.
 
-    python benchmarks/growth.py                     # some minutes
+    python benchmarks/growth.py                     # a few minutes
     python benchmarks/growth.py --ranks 2 4 --cases lenet5-arrays
 """
 
@@ -43,13 +43,13 @@ from typing import Any
 from common import is_rank, lenet5, on_ranks
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"
-# As if every rank had a host of its own. UCX is what MPICH talks through.
+# As if every rank had its own host. MPICH communicates through UCX.
 OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "error"}
 RANKS = [2, 4, 8]
-PART = 4  # samples of a batch on each rank
+MICRO_BATCH = 4  # samples on each rank
 STEPS = 6
 VALIDATION_STEPS = 2
-LONG = 30  # steps for what is noisy: processor time, memory
+LONG = 30  # steps for noisy figures: processor time, memory
 SHORTEST, WORDS = 5, 1000  # of sentences
 UNITS = ("step", "epoch", "fit")
 KIB = 2**10
@@ -96,7 +96,7 @@ def launch(ranks: int, cases: list[str]) -> Sides:
 
 
 def most(counted: list[Any]) -> Any:
-    """The largest of each count, of structures that have the same groups."""
+    """The largest of each count, for nested dictionaries of counts."""
     if not isinstance(counted[0], dict):
         return max(counted)
     names = {name for one in counted for name in one}
@@ -106,12 +106,12 @@ def most(counted: list[Any]) -> Any:
 
 # What is counted
 
-_calls: list[tuple[str, float]] = []  # lists, because threads may append to them at any time
+_calls: list[tuple[str, float]] = []  # lists: any thread may append to them at any time
 _lines: list[str] = []
 _is_tracing = False
-# Files where a rank looks again and again whether something has come, as often as it has time to.
+# Files where a rank polls, as often as it has time to.
 _waiting: tuple[str, ...] = ("/comm/waiting.py", "/comm/background_allreduce.py")
-_master_says = "/comm/master_done.py"
+_master_done = "/comm/master_done.py"
 
 _COLLECTIVE = (
     *("Allgather", "Allgatherv", "Allreduce", "Alltoall", "Alltoallv", "Alltoallw", "Barrier"),
@@ -126,18 +126,20 @@ def start_counting() -> Any:
     global _waiting
     import mpi4py
 
-    mpi4py.rc.finalize = False  # as Tarantella wants it, which imports MPI next
+    mpi4py.rc.finalize = False  # as Tarantella needs it, which imports MPI next
     from mpi4py import MPI
 
     module: Any = MPI
     plain = MPI.COMM_WORLD
-    module.COMM_WORLD = _counting_class()(plain)  # copies of it are of its class
+    module.COMM_WORLD = _counting_class()(plain)  # its duplicates have the same class
     import tarantella as tnt
     from tarantella.runtime import world
 
     assert tnt.get_size() == plain.Get_size()
+    for file in (*_waiting, _master_done):
+        assert Path(tnt.__file__).with_name(file[1:]).exists(), file
     if not tnt.is_master_rank():
-        _waiting += (_master_says,)
+        _waiting += (_master_done,)
     for purpose in world.PURPOSES:
         counting: Any = world.communicator(purpose)
         counting.purpose = purpose
@@ -169,7 +171,7 @@ def _counted(name: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
         if result is None and "mprobe" in name:
-            return result  # a look, and nothing was there
+            return result  # polled, and nothing was there
         values = [*args, *options.values()]
         if pickles:
             results = result if isinstance(result, list) else []
@@ -185,7 +187,7 @@ def _counted(name: str) -> Callable[..., Any]:
 
 
 def _refused(*args: Any, **options: Any) -> Any:
-    raise NotImplementedError("Requests that are started again and again are not counted.")
+    raise NotImplementedError("Persistent requests are not counted.")
 
 
 def _bytes_of(buffer: Any) -> int:
@@ -196,7 +198,7 @@ def _bytes_of(buffer: Any) -> int:
 
 
 def _trace_functions_in_graphs() -> None:
-    """Has lines counted in Python functions that TensorFlow calls in threads of its own."""
+    """Counts lines also in Python functions that TensorFlow calls in its own threads."""
     import tensorflow as tf
 
     def wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,7 +217,7 @@ def _trace_functions_in_graphs() -> None:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """While lines are counted at all, counts those that this thread runs."""
+    """Counts the lines that this thread runs, while lines are counted at all."""
     before = sys.gettrace()
     sys.settrace(_trace if _is_tracing else before)
     try:
@@ -226,7 +228,7 @@ def tracing() -> Iterator[None]:
 
 def _trace(frame: Any, event: str, argument: Any) -> Any:
     file, caller = (each.f_code.co_filename if each else "" for each in (frame, frame.f_back))
-    waits = file.endswith(_waiting) or (_master_says in _waiting and caller.endswith(_master_says))
+    waits = file.endswith(_waiting) or (_master_done in _waiting and caller.endswith(_master_done))
     return _trace_line if "/tarantella/" in file and not waits else None
 
 
@@ -270,10 +272,10 @@ def of_process() -> Counts:
 
 
 class Snapshot:
-    """The counts of this rank at one moment, when all ranks have come to it."""
+    """The counts of this rank at one moment, after a barrier."""
 
     def __init__(self, comm: Any) -> None:
-        self._meet(comm)
+        self._barrier(comm)
         self._calls, self._lines = len(_calls), len(_lines)
         self._sent = sent_on_the_wire()
 
@@ -286,13 +288,13 @@ class Snapshot:
             counts[f"lines: {file}"] = number
         sent = {ends: n - other._sent.get(ends, 0) for ends, n in self._sent.items()}
         counts["wire: bytes"] = sum(sent.values())
-        # Far more than what connections say to stay alive.
+        # Far more than keep-alive messages.
         counts["wire: connections in use"] = sum(n > 100 * STEPS for n in sent.values())
         return dict(counts)
 
     @staticmethod
-    def _meet(comm: Any) -> None:
-        time.sleep(0.05)  # what was sent is acknowledged
+    def _barrier(comm: Any) -> None:
+        time.sleep(0.05)  # until what was sent is acknowledged
         request = comm.Ibarrier()
         while not request.Test():
             time.sleep(0.001)
@@ -314,7 +316,7 @@ def count_on_rank(cases: list[str]) -> None:
 
 
 def at_start() -> Counts:
-    """What the start of the run has cost this rank."""
+    """What the start of the run cost this rank."""
     counts = of_process()
     counts["calls"] = len(_calls)
     counts["bytes"] = sum(size for _, size in _calls)
@@ -325,7 +327,7 @@ def of_case(case: Callable[[], Fit], comm: Any) -> dict[str, Counts]:
     """What a step, an epoch and a call of `fit` cost this rank."""
     global _is_tracing
     fit = case()
-    fit(1, STEPS)  # the functions are traced, the weights are the master's
+    fit(1, STEPS)  # traces the functions, and broadcasts the master's weights
     counts = []
     for epochs, steps in ((1, STEPS), (1, 2 * STEPS), (2, STEPS)):
         before = Snapshot(comm)
@@ -339,12 +341,12 @@ def of_case(case: Callable[[], Fit], comm: Any) -> dict[str, Counts]:
 
 
 def solved(once: Counts, longer: Counts, twice: Counts, steps: int) -> dict[str, Counts]:
-    """What belongs to a step, an epoch and a call of `fit`.
+    """The counts of a step, of an epoch and of a call of `fit`.
 
     Args:
         once: The counts of one epoch.
-        longer: Those of one epoch of twice as many steps.
-        twice: Those of two epochs.
+        longer: The counts of one epoch of twice as many steps.
+        twice: The counts of two epochs.
         steps: The number of steps in an epoch.
     """
     parts: dict[str, Counts] = {unit: {} for unit in UNITS}
@@ -363,7 +365,7 @@ def solved(once: Counts, longer: Counts, twice: Counts, steps: int) -> dict[str,
 
 
 def of_long_run(comm: Any) -> Counts:
-    """Processor time and memory that a step takes, which only many steps show."""
+    """Processor time and memory of a step, measured over many steps."""
     fit = on_arrays(lenet5)
     fit(1, LONG)
     figures = []
@@ -406,7 +408,7 @@ def on_arrays(make: Callable[[], Any], **options: Any) -> Fit:
 def on_dataset(make: Callable[[], Any], own_data: bool = False) -> Fit:
     import tensorflow as tf
 
-    model, batch = compiled(make()), PART if own_data else global_batch()
+    model, batch = compiled(make()), MICRO_BATCH if own_data else global_batch()
     dataset = tf.data.Dataset.from_tensor_slices(images(2 * STEPS)).batch(batch)
     options = {
         "tnt_distribute_dataset": not own_data,
@@ -423,13 +425,13 @@ def on_dataset(make: Callable[[], Any], own_data: bool = False) -> Fit:
 
 
 def on_words() -> Fit:
-    """Sentences of different lengths, which are padded to the longest of a batch."""
+    """Sentences of different lengths, padded to the longest in a batch."""
     import tensorflow as tf
 
     model, batch = compiled(embedding()), global_batch()
 
     def sentence(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.range((number % PART + 1) * SHORTEST), number % 10
+        return tf.range((number % MICRO_BATCH + 1) * SHORTEST), number % 10
 
     def fit(epochs: int, steps: int) -> None:
         dataset = tf.data.Dataset.range(steps * batch).map(sentence)
@@ -443,7 +445,7 @@ def with_checkpoints() -> Fit:
 
     folder = tempfile.TemporaryDirectory()
     checkpoint = keras.callbacks.ModelCheckpoint(Path(folder.name) / "model.keras")
-    checkpoint.folder = folder  # as long as there is the callback
+    checkpoint.folder = folder  # lives as long as the callback
     return on_arrays(small, callbacks=[checkpoint])
 
 
@@ -471,7 +473,7 @@ CASES: dict[str, Callable[[], Fit]] = {
 def global_batch() -> int:
     import tarantella as tnt
 
-    return PART * tnt.get_size()
+    return MICRO_BATCH * tnt.get_size()
 
 
 def images(steps: int) -> tuple[Any, Any]:
@@ -480,7 +482,8 @@ def images(steps: int) -> tuple[Any, Any]:
     import tarantella as tnt
 
     rng = np.random.default_rng(1)
-    samples = steps * PART * max(*RANKS, tnt.get_size())  # as much memory on few ranks as on many
+    most_ranks = max(*RANKS, tnt.get_size())  # as much memory on few ranks as on many
+    samples = steps * MICRO_BATCH * most_ranks
     return rng.random((samples, 28, 28, 1), np.float32), rng.integers(0, 10, samples)
 
 
@@ -547,7 +550,8 @@ def embedding() -> Any:
 
 
 def print_table(ranks: int, counted: Sides) -> None:
-    print(f"\n{f'{ranks} ranks, {PART} samples each':67}{'master':>20}{'most of others':>20}")
+    title = f"{ranks} ranks, {MICRO_BATCH} samples each"
+    print(f"\n{title:67}{'master':>20}{'most of others':>20}")
     for case, unit in itertools.product(counted["master"]["cases"], UNITS):
         sides = [side["cases"][case][unit] for side in counted.values()]
         for name in sorted({name for counts in sides for name in counts}):
@@ -580,7 +584,7 @@ def _total(quantity: str, counts: Counts) -> float:
 
 
 def print_verdicts(runs: dict[int, Sides]) -> None:
-    """Says of every quantity whether it is the same for every number of ranks."""
+    """Prints for every quantity whether it is the same for every number of ranks."""
     print(f"\nOn {', '.join(map(str, runs))} ranks:")
     first = next(iter(runs.values()))["master"]
     for case, unit in itertools.product(first["cases"], UNITS):
@@ -611,11 +615,11 @@ def of_kind(counts: list[Counts], quantity: str) -> dict[str, list[float]]:
 
 
 def verdict(by_side: dict[str, dict[str, list[float]]], noise: float = 0.0) -> str:
-    """Whether counts are the same for every number of ranks; if not, which of them are not.
+    """Whether counts are the same for every number of ranks; if not, which ones differ.
 
     Args:
         by_side: For the master and for the others, the counts by name.
-        noise: How far they may be apart.
+        noise: How much they may differ.
     """
     master, others = by_side["master"], by_side["others"]
     found = []
@@ -632,7 +636,7 @@ def verdict(by_side: dict[str, dict[str, list[float]]], noise: float = 0.0) -> s
 
 
 def _on_the_wire(case: str, runs: dict[int, Sides]) -> str:
-    """What a rank sends in a step, next to what an allreduce of the same bytes has to send."""
+    """What a rank sends in a step, and what an allreduce of the same bytes has to send."""
     texts = []
     for ranks, counted in runs.items():
         steps = [side["cases"][case]["step"] for side in counted.values()]

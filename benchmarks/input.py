@@ -1,23 +1,23 @@
-"""What dividing the input among ranks gains where it is costly, and costs where it is not.
+"""What dividing the input among ranks gains if it is costly, and costs if it is not.
 
-Every rank has one core, to prepare its input on and to train on; also a rank that is alone.
+Every rank has one core, to prepare its input and to train, even if it is the only one.
 
-jpeg: a pipeline that reads, decodes and resizes images, and a model that is tiny. Samples per
-second on two ranks, over those on one. For comparison: two processes that each train alone on
-half of every batch (the limit), and two ranks that decode every image and cut the finished
-batch. One and two ranks take turns, each time in fresh processes.
+jpeg: a pipeline that reads, decodes and resizes images, and a tiny model. Samples per second on two
+ranks, over those on one. For comparison: two processes that each train alone on half of every batch
+(the limit), and two ranks that decode every image and cut the finished batch. One and two ranks
+take turns, in fresh processes each time.
 
-memory: LeNet-5 on two ranks, fed from NumPy arrays and from a dataset of samples in memory.
-The time of a step, over that of a step whose parts are there already: nothing is shuffled,
-batched, split or agreed on. For comparison, a dataset of half the batch that each rank
-shuffles and batches for itself. All take turns in the same two processes.
+memory: LeNet-5 on two ranks, with NumPy arrays and with a dataset of samples in memory. The time of
+a step, over that of a step with ready micro-batches: nothing is shuffled, batched, split or agreed
+on. For comparison, a dataset of half the batch that each rank shuffles and batches itself. All take
+turns in the same two processes.
 
 A round's figure is the median of its steps, on the slower rank; the result is the median of
 the rounds' ratios.
 
     python benchmarks/input.py                      # both
     python benchmarks/input.py --only memory --rounds 9
-    python benchmarks/input.py --quick              # does it run; the figures mean nothing
+    python benchmarks/input.py --quick              # checks only that it runs
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from unittest.mock import patch
 from common import compiled, is_rank, lenet5, on_ranks, step_times
 
 RANKS = 2
-GAIN, COST = 1.8, 0.02  # what is asked for
+GAIN, COST = 1.8, 0.02  # the targets
 
 IMAGES, WIDTH, IMAGE_BATCH = 256, 512, 64
 SAMPLE_BATCH, SHUFFLED = 256, 4096
-# Steps to warm up with, steps to measure: also for --quick.
+# Steps to warm up with, and steps to measure.
 IMAGE_STEPS, QUICK_IMAGE_STEPS = (6, 24), (1, 3)
 SAMPLE_STEPS, QUICK_SAMPLE_STEPS = (20, 100), (2, 4)
 
@@ -64,7 +64,7 @@ def main() -> None:
     if len(os.sched_getaffinity(0)) < RANKS:
         sys.exit(f"This needs {RANKS} cores.")
     rounds = 1 if options.quick else options.rounds
-    print("Each rank is bound to one core, also where it is the only one.", flush=True)
+    print("Each rank is bound to one core, even if it is the only one.", flush=True)
     if options.only != "memory":
         compare_on_images(rounds, options.quick)
     if options.only != "jpeg":
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def use_one_core() -> None:
-    """Binds this rank to a core of its own, with all threads that it will ever start."""
+    """Binds this rank to its own core, with all threads that it will start."""
     rank = next(os.environ[v] for v in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if v in os.environ)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(rank)]})
 
@@ -86,8 +86,8 @@ def rank_main(options: argparse.Namespace) -> None:
         rounds = [images_per_second(sorted(map(str, options.images.iterdir())), *steps)]
     else:
         steps = QUICK_SAMPLE_STEPS if options.quick else SAMPLE_STEPS
-        feeds = Feeds(*steps)
-        rounds = [feeds.seconds_per_step() for _ in range(1 if options.quick else options.rounds)]
+        inputs = Inputs(*steps)
+        rounds = [inputs.seconds_per_step() for _ in range(1 if options.quick else options.rounds)]
     if tnt.is_master_rank():
         print(json.dumps(rounds), flush=True)
 
@@ -105,7 +105,7 @@ def launch(ranks: int, quick: bool, *arguments: str) -> list[Figures]:
 
 
 def slowest(times: list[float]) -> float:
-    """The median of the times of steps, on the rank where it is the longest."""
+    """The median step time, on the slowest rank."""
     import tarantella as tnt
 
     return float(tnt.allreduce(statistics.median(times), op="max"))
@@ -156,7 +156,7 @@ def make_images(folder: Path, number: int) -> None:
 
 
 def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
-    """Trains on the images in each way there is on this number of ranks."""
+    """Trains on the images in every way possible on this number of ranks."""
     import keras
 
     import tarantella as tnt
@@ -188,7 +188,7 @@ def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
 
 
 def decoded(files: list[str], batch: int, steps: int) -> Any:
-    """Batches of images, prepared as users do it."""
+    """Batches of images, prepared the way users do."""
     import tensorflow as tf
 
     def load(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -213,13 +213,13 @@ def compare_on_arrays(rounds: int, quick: bool) -> None:
         )
     for kind in (kind for kind in figures[0] if kind != "ready"):
         costs = [one[kind] / one["ready"] - 1 for one in figures]
-        print(f"memory    {kind:12} over parts that are ready  {described(costs, '{:+.1%}')}")
+        print(f"memory    {kind:12} over ready micro-batches  {described(costs, '{:+.1%}')}")
         if kind != "halves" and statistics.median(costs) > COST and not quick:
             print(f"memory    The split of {kind} costs more than {COST:.0%} of the step.")
 
 
-class Feeds:
-    """The ways of feeding a model on two ranks that are compared."""
+class Inputs:
+    """The kinds of input that are compared, for a model on two ranks."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
         import numpy as np
@@ -250,12 +250,12 @@ class Feeds:
         return slowest(step_times(self._model, *data, **options)[self._warm_up - 1 :])
 
     def _ready(self, *_: Any) -> Any:
-        """The same part of a batch again and again."""
+        """The same micro-batch again and again."""
         import tensorflow as tf
 
         own = SAMPLE_BATCH // RANKS
-        part = self._part(tf.constant(self._x[:own]), tf.constant(self._y[:own]))
-        return tf.data.Dataset.from_tensors(part).repeat(len(self._x) // SAMPLE_BATCH)
+        ready = self._micro_batch(tf.constant(self._x[:own]), tf.constant(self._y[:own]))
+        return tf.data.Dataset.from_tensors(ready).repeat(len(self._x) // SAMPLE_BATCH)
 
     def _half(self, *_: Any) -> Any:
         """Batches of half the size, of half of the samples."""
@@ -264,10 +264,10 @@ class Feeds:
         half = len(self._x) // RANKS
         dataset = tf.data.Dataset.from_tensor_slices((self._x[:half], self._y[:half]))
         dataset = dataset.shuffle(SHUFFLED // RANKS).batch(SAMPLE_BATCH // RANKS)
-        return dataset.map(self._part).prefetch(tf.data.AUTOTUNE)
+        return dataset.map(self._micro_batch).prefetch(tf.data.AUTOTUNE)
 
     @staticmethod
-    def _part(x: Any, y: Any) -> Any:
+    def _micro_batch(x: Any, y: Any) -> Any:
         import tensorflow as tf
 
         from tarantella.data.micro_batch import MicroBatch
@@ -278,7 +278,7 @@ class Feeds:
 
 @contextmanager
 def nothing_agreed_on(parts: Callable[..., Any]) -> Iterator[None]:
-    """Feeds a model from a dataset of parts as it is, whatever is passed to `fit`."""
+    """Trains on a dataset of micro-batches as it is, whatever is passed to `fit`."""
     from tarantella.data.split import Split
     from tarantella.keras import adapter
 

@@ -1,9 +1,9 @@
-"""An environment with legacy Keras, the only one that trains with MultiWorkerMirroredStrategy.
+"""An environment with legacy Keras, the only Keras that MultiWorkerMirroredStrategy supports.
 
-It lies beside this file, has the TensorFlow that Tarantella runs with, and is made when it is
-missing or does not work.
+It is next to this file, has the TensorFlow that Tarantella runs with, and is created if it is
+missing or broken.
 
-    python benchmarks/legacy.py                     # makes it, and says where
+    python benchmarks/legacy.py                     # creates it, and prints its path
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINES_SHOWN = 5
 
 
 class UnavailableError(Exception):
-    """There is no legacy Keras here; the message says why."""
+    """Legacy Keras is not available; the message says why."""
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def legacy_python(folder: Path = FOLDER) -> Path:
-    """The Python that imports legacy Keras, in an environment that is made if need be."""
+    """A Python with legacy Keras, in an environment that is created if necessary."""
     package, release = tensorflow_here()
     python = folder / "bin" / "python"
     if not works(python, release):
@@ -46,7 +46,7 @@ def legacy_python(folder: Path = FOLDER) -> Path:
 
 
 def tensorflow_here() -> tuple[str, str]:
-    """The package that this Python's TensorFlow comes in, and its version."""
+    """The package of this Python's TensorFlow, and its version."""
     for package in ("tensorflow-cpu", "tensorflow"):
         try:
             return package, version(package)
@@ -56,7 +56,7 @@ def tensorflow_here() -> tuple[str, str]:
 
 
 def works(python: Path, release: str) -> bool:
-    """Whether a Python has that TensorFlow and imports the legacy Keras of it."""
+    """Whether a Python has that TensorFlow, and can import legacy Keras."""
     code = f"import tensorflow as tf, tf_keras; assert tf.__version__ == {release!r}"
     return (
         python.exists()
@@ -65,8 +65,8 @@ def works(python: Path, release: str) -> bool:
 
 
 def _install(folder: Path, package: str, release: str) -> None:
-    # This Python's own pip installs, as some systems ship Python's venv without one. Legacy Keras
-    # asks for the package `tensorflow` by name, even where `tensorflow-cpu` is there.
+    # Use this Python's pip, as some systems ship venv without one. Legacy Keras requires the
+    # package `tensorflow` by name, even if `tensorflow-cpu` is installed.
     minor = ".".join(release.split(".")[:2])
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]

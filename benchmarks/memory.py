@@ -1,8 +1,8 @@
-"""Memory that training from an array in memory takes, besides the array itself.
+"""Memory that training on an array takes, besides the array itself.
 
-Two ranks hold a NumPy array each and train a tiny model from it. From each rank's peak of
-resident memory, that of the same run on a tiny array and the array itself are subtracted.
-The rest must be small, however large the array is: no rank copies it.
+Two ranks hold a NumPy array each and train a tiny model on it. From each rank's peak resident
+memory, that of the same run on a tiny array and the array itself are subtracted. The rest must be
+small, however large the array is: no rank copies it.
 
     python benchmarks/memory.py                     # 4 GiB on each rank
     python benchmarks/memory.py --gib 0.5 --dtype float64
@@ -38,7 +38,7 @@ def main() -> None:
     figures = measured(options.gib, options.dtype, options.validation_split)
     print(report.table(figures))
     if report.missed(figures):
-        sys.exit(f"The overhead is over {LIMIT} MiB.")
+        sys.exit(f"The overhead is more than {LIMIT} MiB.")
 
 
 def measured(gib: float, dtype: str = "float32", validation_split: float = 0.0) -> list[Figure]:
@@ -88,7 +88,7 @@ def rows(gib: float, dtype: str) -> int:
 
 
 def size(gib: float, dtype: str) -> int:
-    """Bytes by which the array is larger than the tiny one."""
+    """How many bytes the array is larger than the tiny one."""
     import numpy as np
 
     more = rows(gib, dtype) - rows(0.0, dtype)
@@ -96,7 +96,7 @@ def size(gib: float, dtype: str) -> int:
 
 
 def make(samples: int, dtype: str) -> Any:
-    """An array that is all resident, filled in place."""
+    """An array that is fully resident, filled in place."""
     import numpy as np
 
     x = np.empty((samples, FEATURES), dtype)

@@ -1,6 +1,6 @@
-"""The models that are trained, and how.
+"""The models of the benchmarks, and how they are trained.
 
-Each is built by Keras 3 and by legacy Keras alike: a builder takes the `keras` module.
+Keras 3 and legacy Keras can both build them: a builder takes the `keras` module.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Case:
     """A model and its training.
 
     Attributes:
-        build: Makes the model, with the `keras` module that it is given.
+        build: Builds the model with a `keras` module.
         batch: The global batch size.
         warm_up: Steps of a round that are not measured.
-        steps: Steps of a round that are.
+        steps: Steps of a round that are measured.
         shape: The shape of a sample.
-        vocabulary: If samples are tokens, how many there are.
-        momentum: Of SGD. With one, the gradients of an embedding do not stay sparse.
+        vocabulary: The number of tokens, if samples are tokens.
+        momentum: Of SGD. With momentum, the gradients of an embedding do not stay sparse.
     """
 
     build: Callable[[Any], Any]
@@ -73,7 +73,7 @@ def transformer(keras: Any) -> Any:
     layers, width = keras.layers, TRANSFORMER_WIDTH
 
     class Positions(layers.Layer):  # type: ignore[name-defined]
-        """Adds a vector that is learned for each position."""
+        """Adds a learned vector for each position."""
 
         def build(self, shape: Any) -> None:
             self.vectors = self.add_weight(
@@ -95,14 +95,14 @@ def transformer(keras: Any) -> Any:
 
 
 def mlp(keras: Any) -> Any:
-    """Large layers and little to compute: 50 MB of gradients."""
+    """Large layers and little computation: 50 MB of gradients."""
     hidden = [keras.layers.Dense(MLP_WIDTH, activation="relu") for _ in range(MLP_LAYERS)]
     last = keras.layers.Dense(CLASSES, activation="softmax")
     return keras.Sequential([keras.Input((MLP_WIDTH,)), *hidden, last])
 
 
 def embedding(keras: Any) -> Any:
-    """A large table of which a step uses few rows: its gradient is sparse."""
+    """A large table, of which a step uses a few rows: its gradient is sparse."""
     return keras.Sequential(
         [
             keras.Input((EMBEDDING_LENGTH,), dtype="int32"),

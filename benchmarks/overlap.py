@@ -1,10 +1,10 @@
 """How much of the communication is hidden behind the backward pass, on a slow link.
 
-Two hosts with a rank each, made on this machine of network namespaces, with a link of 1 Gbit/s
-between them. For synchronous training the limit of a step is its forward pass, and then its
-backward pass or the communication, whichever takes longer. These are measured on their own and
-together, alternately, in the same two processes; a round's figure is the median of its steps on
-the slower rank, the result is the median of the rounds. Needs root, ssh and iproute2.
+Two hosts with a rank each, network namespaces on this machine, with a link of 1 Gbit/s between
+them. In synchronous training, the limit of a step is its forward pass plus its backward pass or the
+communication, whichever takes longer. These are measured separately and together, alternately, in
+the same two processes; a round's figure is the median of its steps on the slower rank, the result
+is the median of the rounds. Needs root, ssh and iproute2.
 
     python benchmarks/overlap.py                            # ResNet-50, and a picture of a step
     python benchmarks/overlap.py --thresholds 0 32 256 4096 # fusion thresholds, in kB
@@ -27,7 +27,7 @@ import models
 from common import RANKS, Failed, compiled, is_rank, step_times, tarantella_on_ranks
 
 RESULTS = Path(__file__).with_name("results")
-LIMIT = 1.15  # what is asked for: a step over its limit
+LIMIT = 1.15  # the target: a step over its limit
 SHOWN = 6  # the step that is drawn
 
 
@@ -134,8 +134,8 @@ def rank_main(options: argparse.Namespace) -> None:
 
 
 def measure(name: str, rounds: int, steps: int, tnt: Any) -> dict[str, Any]:
-    """The parts of a step on their own, and the step."""
-    parts = parts_of_step(name)
+    """Measures the phases of a step separately, and the whole step."""
+    phases = phases_of_step(name)
     warm_up = 3
 
     def alone(work: Callable[[], Any]) -> float:
@@ -149,14 +149,14 @@ def measure(name: str, rounds: int, steps: int, tnt: Any) -> dict[str, Any]:
     def whole() -> float:
         return statistics.median(step_times(*training(name, tnt, warm_up + steps))[warm_up:])
 
-    trained = {name: [] for name in (*parts, "step")}
+    trained = {name: [] for name in (*phases, "step")}
     for _ in range(rounds):
-        for part, work in parts.items():
+        for phase, work in phases.items():
             tnt.barrier()
-            trained[part].append(tnt.allreduce(alone(work), op="max"))
+            trained[phase].append(tnt.allreduce(alone(work), op="max"))
         tnt.barrier()
         trained["step"].append(tnt.allreduce(whole(), op="max"))
-    medians = {part: statistics.median(times) for part, times in trained.items()}
+    medians = {phase: statistics.median(times) for phase, times in trained.items()}
     forward, communication = medians["forward"], medians["communication"]
     backward = medians["gradients"] - forward
     update = medians["plain"] - medians["gradients"]
@@ -177,8 +177,8 @@ def measure(name: str, rounds: int, steps: int, tnt: Any) -> dict[str, Any]:
     }
 
 
-def parts_of_step(name: str) -> dict[str, Callable[[], Any]]:
-    """What does a part of a step of one rank: its forward pass, its gradients, and so on."""
+def phases_of_step(name: str) -> dict[str, Callable[[], Any]]:
+    """The phases of a step of one rank: its forward pass, its gradients, and so on."""
     import keras
     import tensorflow as tf
 
@@ -229,7 +229,7 @@ def training(name: str, tnt: Any, steps: int) -> tuple[Any, Any]:
 
 
 def draw(trace: dict[str, Any], path: Path) -> None:
-    """A picture of one step: what each rank computes, and what is on its way meanwhile."""
+    """A picture of one step: what each rank computes, and what it communicates meanwhile."""
     import matplotlib
 
     matplotlib.use("Agg")

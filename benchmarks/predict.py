@@ -1,11 +1,11 @@
 """Step times of ResNet-50 on 1 to 1024 ranks, predicted from what a step sends.
 
 `growth.py` shows that a rank does the same in a step for every number of ranks: the same
-reductions, of the same bytes, and nothing else that anybody waits for. What depends on the
-number is what an MPI library makes of a reduction, and for that there are textbook formulas.
-So a step can be played through: the backward pass makes gradients ready, last layer first; as
-soon as a message is full it is reduced, one after the other; the step ends when the last
-gradient is back. Every rank has the same number of samples, for any number of ranks.
+reductions, of the same bytes, and nothing else that ranks wait for. Only the cost of a reduction in
+the MPI library depends on the number, and for that there are textbook formulas. So a step can be
+simulated: the backward pass produces gradients, last layer first; as soon as a message is full it
+is reduced, one after the other; the step ends when the last gradient is back. Every rank has the
+same number of samples, for any number of ranks.
 
 The assumptions are printed above the table, and each has an option.
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RANKS = [2**n for n in range(11)]
-# A reduction of what layers have written, and one about stopping: see growth.py. The first is
-# of the moving means and variances of 53 layers of batch normalization.
+# A reduction of the state of layers, and one about stopping: see growth.py. The first is for the
+# moving means and variances of 53 batch normalization layers.
 SMALL_MESSAGES = (4 * 2 * 26_560, 12)
 
 
@@ -36,8 +36,8 @@ class Message:
     """Bytes that are summed over the ranks.
 
     Attributes:
-        ready: when this rank has them, in seconds from the beginning of the step
-        nbytes: how many
+        ready: when this rank has them, in seconds from the start of the step
+        nbytes: their number
     """
 
     ready: float
@@ -49,9 +49,9 @@ class Network:
     """What messages cost.
 
     Attributes:
-        latency: seconds until a message of no bytes has arrived
-        bandwidth: bytes that a rank can send in a second, while it receives as many
-        addition: bytes that a rank can add to its own in a second
+        latency: seconds until an empty message arrives
+        bandwidth: bytes per second that a rank can send while it receives as many
+        addition: bytes per second that a rank can add to its own
     """
 
     latency: float
@@ -61,12 +61,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Step:
-    """How long a step takes, and what of it is communication.
+    """How long a step takes, and how much of it is communication.
 
     Attributes:
         time: seconds
-        communication: seconds in which messages were copied, sent or added
-        exposed: seconds in which nothing else happened any more
+        communication: seconds in which messages are copied, sent or added
+        exposed: seconds in which nothing else happens any more
     """
 
     time: float
@@ -75,7 +75,7 @@ class Step:
 
     @property
     def hidden(self) -> float:
-        """The share of the communication that took place during computation."""
+        """The share of the communication that takes place during computation."""
         return 1.0 - self.exposed / self.communication if self.communication else 1.0
 
     @property
@@ -85,27 +85,27 @@ class Step:
 
 
 def doubling(nbytes: int, ranks: int, network: Network) -> float:
-    """Recursive doubling: in log2(p) rounds everybody swaps all it has with a partner."""
+    """Recursive doubling: in log2(p) rounds, each rank swaps everything with a partner."""
     return math.ceil(math.log2(ranks)) * (
         network.latency + nbytes / network.bandwidth + nbytes / network.addition
     )
 
 
 def halving(nbytes: int, ranks: int, network: Network) -> float:
-    """Rabenseifner's: halves, quarters and so on are swapped, then collected the same way back.
+    """Rabenseifner's algorithm: reduce-scatter by halves, quarters and so on, then the way back.
 
-    In between, each rank has the sum of one part.
+    In between, each rank has the sum of one segment.
     """
     return 2 * math.ceil(math.log2(ranks)) * network.latency + _moved(nbytes, ranks, network)
 
 
 def ring(nbytes: int, ranks: int, network: Network) -> float:
-    """A ring: parts go round twice, first to be added up, then to be handed out."""
+    """A ring: segments go round twice, first to be summed, then to be distributed."""
     return 2 * (ranks - 1) * network.latency + _moved(nbytes, ranks, network)
 
 
 def _moved(nbytes: int, ranks: int, network: Network) -> float:
-    """All but a rank's own part is sent and added once, and sent once more when it is summed."""
+    """All but a rank's own segment is sent and added once, and sent again as a sum."""
     others = nbytes * (ranks - 1) / ranks
     return 2 * others / network.bandwidth + others / network.addition
 
@@ -116,7 +116,7 @@ ALGORITHMS = {"doubling": doubling, "halving": halving, "ring": ring}
 def allreduce_seconds(
     nbytes: int, ranks: int, network: Network, algorithm: str = "fastest"
 ) -> float:
-    """How long it takes to sum up bytes over ranks, by one algorithm or by the fastest of all."""
+    """How long it takes to sum bytes over ranks, with one algorithm or with the fastest."""
     if ranks == 1:
         return 0.0
     if algorithm != "fastest":
@@ -130,14 +130,14 @@ def simulate(
     reduction: Callable[[int], float],
     copy: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Step:
-    """Plays one step through.
+    """Simulates one step.
 
     Args:
         compute: Seconds of forward and backward pass.
         messages: In the order in which they are reduced.
-        reduction: Seconds that the reduction of so many bytes takes.
-        copy: Seconds from the device to the host, and as many back. A message is copied there
-            while another is reduced.
+        reduction: Seconds for the reduction of so many bytes.
+        copy: Seconds from the device to the host, and as many back. One message is copied while
+            another is reduced.
     """
     free = last = communication = 0.0
     for message in messages:
@@ -166,7 +166,7 @@ class Layer:
 
 
 def layers_of(model: Any) -> list[Layer]:
-    """The layers of a model, from the first to the last, with their multiplications as work."""
+    """The layers of a model, from first to last, with their multiplications as work."""
     layers = [layer for layer in model.layers if layer.trainable_variables]
     works = [_multiplications(layer) for layer in layers]
     return [
@@ -176,7 +176,7 @@ def layers_of(model: Any) -> list[Layer]:
 
 
 def _multiplications(layer: Any) -> int:
-    """Those of a convolution or a matrix; what other layers compute is little in comparison."""
+    """Those of a convolution or a matrix; other layers compute little in comparison."""
     kernel = getattr(layer, "kernel", None)
     places = layer.output.shape[1:-1]
     return 0 if kernel is None else math.prod(kernel.shape) * math.prod(places)
@@ -185,13 +185,13 @@ def _multiplications(layer: Any) -> int:
 def messages_of(
     layers: Sequence[Layer], forward: float, backward: float, threshold: int
 ) -> list[Message]:
-    """The messages of a step, as Tarantella makes them of 32-bit gradients.
+    """The messages of a step, as Tarantella makes them from 32-bit gradients.
 
     Args:
-        layers: From the first to the last; the backward pass goes the other way.
+        layers: From first to last; the backward pass goes the other way.
         forward: Seconds.
         backward: Seconds.
-        threshold: Of the fusion, in bytes.
+        threshold: The fusion threshold, in bytes.
     """
     import numpy as np
 
@@ -217,7 +217,7 @@ def main() -> None:
     compute = options.compute_ms / 1e3
     forward = options.forward_share * compute
     gradients = messages_of(resnet50(), forward, compute - forward, options.fusion_threshold * 1024)
-    # What layers write is ready after the forward pass, before any gradient.
+    # The state of layers is ready after the forward pass, before any gradient.
     small = [Message(forward, nbytes) for nbytes in options.small_messages]
     print_assumptions(options, gradients, small)
     predictions = {}
@@ -238,22 +238,22 @@ def parsed() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--ranks", type=int, nargs="+", default=RANKS)
-    add("--compute-ms", type=float, default=300.0, help="forward and backward pass of a rank")
-    add("--samples", type=int, default=64, help="samples of a rank in that time")
-    add("--forward-share", type=float, default=1 / 3, help="of the forward pass in it")
+    add("--compute-ms", type=float, default=300.0, help="a rank's forward and backward pass")
+    add("--samples", type=int, default=64, help="a rank's samples in that time")
+    add("--forward-share", type=float, default=1 / 3, help="share of the forward pass")
     add("--gigabits", type=float, nargs="+", default=[10.0, 100.0], help="networks")
     add("--latency-us", type=float, nargs="+", default=[30.0, 10.0], help="of each network")
     add("--usable", type=float, default=0.9, help="share of the bandwidth that MPI achieves")
-    add("--addition-gb", type=float, default=8.0, help="GB/s in which a rank adds gradients")
+    add("--addition-gb", type=float, default=8.0, help="GB/s at which a rank adds gradients")
     add("--copy-gb", type=float, default=12.0, help="GB/s from GPU to host and back; 0: no GPU")
-    add("--call-us", type=float, default=100.0, help="of Python around a reduction")
+    add("--call-us", type=float, default=100.0, help="Python's overhead of a reduction")
     add("--algorithm", choices=["fastest", *ALGORITHMS], default="fastest")
     add("--small-messages", type=int, nargs="*", default=list(SMALL_MESSAGES), metavar="BYTES")
     threshold = Configuration().fusion_threshold_kb
     add("--fusion-threshold", type=int, default=threshold, metavar="KB")
     options = parser.parse_args()
     if len(options.gigabits) != len(options.latency_us):
-        parser.error("--gigabits and --latency-us need as many numbers: one for each network")
+        parser.error("--gigabits and --latency-us need one number each for every network")
     return options
 
 
@@ -286,7 +286,7 @@ def predicted(
 def print_assumptions(
     options: argparse.Namespace, gradients: Sequence[Message], small: Sequence[Message]
 ) -> None:
-    print(f"ResNet-50, 224 x 224, {options.samples} samples on each rank, whatever their number.")
+    print(f"ResNet-50, 224 x 224, {options.samples} samples on each rank, for any number of ranks.")
     print("Assumed:")
     for assumption in assumptions(options, gradients, small):
         print(textwrap.fill(assumption, 96, initial_indent="- ", subsequent_indent="  "))
@@ -309,16 +309,16 @@ def assumptions(
         "backward pass spends its time on layers in proportion to their multiplications.",
         f"Gradients of {megabytes:.1f} MB are reduced in {len(gradients)} messages, those below "
         f"{options.fusion_threshold} KiB fused, in order, one after the other. There are "
-        f"{len(small)} small messages besides ({sizes} bytes), which take their turn after the "
-        f"forward pass. Each takes {options.call_us:g} us more than MPI needs for it.",
-        f"Networks of {networks}, of which {options.usable:.0%} can be used, by every rank in "
-        "both directions at the same time, wherever the ranks are.",
+        f"also {len(small)} small messages ({sizes} bytes), which are sent after the forward pass. "
+        f"Each message takes {options.call_us:g} us more than MPI needs for it.",
+        f"Networks of {networks}, of which every rank can use {options.usable:.0%} in both "
+        "directions at the same time, wherever the ranks are.",
         f"MPI reduces by {_IN_WORDS[options.algorithm]}. A rank adds {options.addition_gb:g} GB/s.",
         f"Gradients go from the GPU to the host and back at {options.copy_gb:g} GB/s."
         if options.copy_gb
         else "Gradients are on the host already.",
-        "Input is always ready. No rank is ever late, and messages do not get in each other's "
-        "way: what the slowest of many ranks costs is not in these figures.",
+        "Input is always ready. No rank is ever late, and messages do not disturb each other: the "
+        "figures do not include the cost of waiting for the slowest of many ranks.",
     ]
 
 

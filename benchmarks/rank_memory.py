@@ -1,10 +1,10 @@
-"""Peak of the resident memory of a rank, over that of plain Keras on the same part of a batch.
+"""Peak resident memory of a rank, compared with plain Keras on the same micro-batch.
 
-Each trains in fresh processes, with one compute thread and as many others as a rank has. What
-a rank needs more is for the sums of gradients, and for MPI and what else it has loaded.
+Each trains in fresh processes, with one compute thread and as many others as a rank has. A rank
+needs more for the sums of gradients, for MPI, and for everything else it has loaded.
 
     python benchmarks/rank_memory.py
-    python benchmarks/rank_memory.py --quick        # does it run; the figures mean nothing
+    python benchmarks/rank_memory.py --quick        # checks only that it runs
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from report import Figure
 
 MODELS = ("resnet50", "mlp")
 STEPS, QUICK_STEPS = 12, 2
-# What is asked for, at most: so many times the gradients, and so many MiB.
+# The target: at most so many times the gradients, plus so many MiB.
 TIMES, MORE = 1.5, 60 * 1e6 / MIB
-TRAIN = "--train"  # what the processes that are looked at are told
+TRAIN = "--train"  # for the processes that are measured
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "7"}
 
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measured(quick: bool, models: Sequence[str] = MODELS) -> list[Figure]:
-    """Trains each model on fresh ranks, and in a process that is none."""
+    """Trains each model on fresh ranks, and in a process without Tarantella."""
     figures = []
     for model in models:
         print(f"memory of {model} ...", file=sys.stderr, flush=True)
@@ -52,7 +52,7 @@ def measured(quick: bool, models: Sequence[str] = MODELS) -> list[Figure]:
         extra = rank["peak"] - alone["peak"]
         asked = TIMES * gradients + MORE
         figures += [
-            Figure("memory", model, "keras, a part of the batch", [alone["peak"]], "MiB"),
+            Figure("memory", model, "keras, a micro-batch", [alone["peak"]], "MiB"),
             Figure("memory", model, "gradients", [gradients], "MiB"),
             Figure("memory", model, "a rank, more than keras", [extra], "MiB", at_most=asked),
         ]
@@ -60,7 +60,7 @@ def measured(quick: bool, models: Sequence[str] = MODELS) -> list[Figure]:
 
 
 def train(name: str, steps: int) -> None:
-    """Trains on data in memory, and prints the highest peak of the processes, in MiB."""
+    """Trains on data in memory, and prints the highest peak of all processes, in MiB."""
     tnt = tarantella_on_ranks()
     import keras
     import tensorflow as tf

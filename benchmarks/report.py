@@ -1,4 +1,4 @@
-"""What was measured: as a table, as JSON, and as a picture."""
+"""The measurements: as a table, as JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUBJECTS = {
     "mlp": "MLP,\n50 MB of gradients",
     "embedding": "Embedding,\nsparse gradients",
 }
-HIGHEST = 1.4  # what the picture shows; a bar that is higher is cut off
+HIGHEST = 1.4  # in the picture; higher bars are cut off
 COLOURS = {"keras": "#9aa5b1", "mirrored": "#e0a458", "tarantella": "#1f7a8c"}
 NAMES = {
     "keras": "plain Keras, one process",
@@ -42,18 +42,18 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing that was measured.
+    """One measurement.
 
     Attributes:
         part: The part of the benchmarks.
-        subject: What was worked on: a model, a size.
-        what: What was measured on it: a candidate, a quantity.
-        rounds: The values of all rounds; none if it could not be measured.
-        unit: A key of FORMS; a ratio has none.
-        over: What a ratio is taken to.
-        spread: The lowest and the highest value to show, if they are not those of the rounds.
-        at_least: What is asked for.
-        at_most: The same, where less is better.
+        subject: What it is about: a model, a size.
+        what: What was measured: a candidate, a quantity.
+        rounds: The values of all rounds; empty if it could not be measured.
+        unit: A key of FORMS; empty for a ratio.
+        over: The denominator of a ratio.
+        spread: The lowest and the highest value to show, if not those of the rounds.
+        at_least: The target.
+        at_most: The target, if less is better.
         problem: Why it was not measured.
     """
 
@@ -78,7 +78,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Whether it is what was asked for; empty if nothing was."""
+        """Whether it meets the target; empty if there is none."""
         if self.at_least is None and self.at_most is None:
             return ""
         if self.median is None:
@@ -97,7 +97,7 @@ class Figure:
 
 
 def missed(figures: Sequence[Figure]) -> list[Figure]:
-    """Those that are not what was asked for, or could not be measured."""
+    """Those that miss their target, or could not be measured."""
     return [figure for figure in figures if figure.verdict not in ("", "met")]
 
 
@@ -105,8 +105,8 @@ def missed(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """A line for each figure: median, lowest and highest value, what is asked for."""
-    rows = [("", "", "", "median", "low to high", "asked for", ""), *map(_cells, figures)]
+    """A line for each figure: median, lowest and highest value, target."""
+    rows = [("", "", "", "median", "low to high", "target", ""), *map(_cells, figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     aligned = [str.ljust, str.ljust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust]
     return "\n".join(
@@ -151,14 +151,14 @@ def write_json(figures: Sequence[Figure], path: Path) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with as many digits as mean something."""
+    """Numbers with their significant digits."""
     if isinstance(value, list):
         return [_rounded(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and the versions that the figures depend on."""
     return {
         "system": f"{platform.system()} on {platform.machine()}",
         "processor": _processor(),
@@ -184,7 +184,7 @@ def _processor() -> str:
 
 
 def _mpi() -> str:
-    """What the MPI library calls itself; it is not started here, where no rank is."""
+    """The MPI library's name and version; it is not initialized, as this is not a rank."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
     code += "print(MPI.Get_library_version().strip('\\0'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -196,7 +196,7 @@ def _mpi() -> str:
 
 
 def picture(figures: Sequence[Figure], path: Path) -> None:
-    """Draws how near each candidate comes to the limit, a group of bars for each model."""
+    """Draws how close each candidate comes to the limit, with a group of bars for each model."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -237,7 +237,7 @@ def picture(figures: Sequence[Figure], path: Path) -> None:
 
 
 def _bars(axes: Any, middles: list[float], figures: list[Figure], width: float) -> None:
-    """The bars of one candidate, with their spread and their height in figures."""
+    """The bars of one candidate, with their spread and their height as a number."""
     heights = [statistics.median(figure.rounds) for figure in figures]
     below = [h - min(f.rounds) for h, f in zip(heights, figures, strict=True)]
     above = [max(f.rounds) - h for h, f in zip(heights, figures, strict=True)]

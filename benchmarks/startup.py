@@ -1,10 +1,10 @@
 """Time from the command to the end of the first training step, over that of plain Keras.
 
 LeNet-5, as `python script.py` in one process with all cores, and as `tarantella -n 2` on the
-same cores. Both take turns, each time from nothing; the result is the median of the ratios.
+same cores. Both take turns, with a fresh start each time; the result is the median of the ratios.
 
     python benchmarks/startup.py
-    python benchmarks/startup.py --quick            # does it run; the figures mean nothing
+    python benchmarks/startup.py --quick            # checks only that it runs
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from common import ON_THE_CPU, RANKS, compiled, last_line, lenet5, on_ranks, tar
 from models import CASES
 from report import Figure
 
-RATIO = 1.3  # what is asked for, at most
-TRAIN = "--train"  # what the processes that are timed are told
+RATIO = 1.3  # the target, at most
+TRAIN = "--train"  # for the processes that are timed
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def measured(rounds: int, quick: bool) -> list[Figure]:
     script = [__file__, TRAIN]
     commands = {"keras": [sys.executable, *script], "tarantella": [*on_ranks(RANKS), *script]}
     if not quick:
-        for command in commands.values():  # files that are read for the first time come slowly
+        for command in commands.values():  # files are slow when they are read for the first time
             until_first_step(command)
     times = [
         {name: until_first_step(command) for name, command in commands.items()}
@@ -58,7 +58,7 @@ def measured(rounds: int, quick: bool) -> list[Figure]:
 
 
 def until_first_step(command: list[str]) -> float:
-    """Seconds that a command takes; all processes of a machine have the same clock."""
+    """Seconds from the start of a command; all processes of a machine have the same clock."""
     begin = time.monotonic()
     end: float = last_line(command, **ON_THE_CPU)
     return end - begin

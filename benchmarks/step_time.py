@@ -1,12 +1,12 @@
 """Step times of training on two ranks, and of other ways to train on the same two cores.
 
 keras:      plain Keras in one process, with all cores and the whole batch.
-limit:      two processes with one compute thread and half the batch each, which never talk.
-            Two ranks cannot be faster.
+limit:      two processes with one compute thread and half of the batch each, which never
+            communicate. Two ranks cannot be faster.
 tarantella: two ranks with one compute thread each, and a tnt.Model on the whole batch. These
             are the same two processes.
 mirrored:   two workers of tf.distribute.MultiWorkerMirroredStrategy on legacy Keras, with one
-            compute thread and a core each, in an environment of their own (legacy.py).
+            compute thread and a core each, in a separate environment (legacy.py).
 
 All processes live as long as the benchmark, and the candidates take turns in each round. A
 round's figure is the median of its steps, on the slower process; ratios are taken within a
@@ -14,7 +14,7 @@ round, and the result is the median of the rounds.
 
     python benchmarks/step_time.py                  # all models and candidates
     python benchmarks/step_time.py --models lenet5 --candidates limit tarantella --rounds 9
-    python benchmarks/step_time.py --quick          # does it run; the figures mean nothing
+    python benchmarks/step_time.py --quick          # checks only that it runs
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from report import Figure
 from turns import Command, Crew
 
 WORKER = str(Path(__file__).parent / "worker.py")
-# Candidate: the processes that it runs in.
+# Candidate: the processes it runs in.
 CANDIDATES = {"keras": "plain", "limit": "ranks", "tarantella": "ranks", "mirrored": "mirrored"}
 QUICK = (1, 3)  # steps to warm up with, steps to measure
-# What is asked of Tarantella, as the ratio of its speed to that of another candidate.
+# The targets: Tarantella's speed over that of another candidate.
 TARGETS = {
     "lenet5": {"limit": 0.95, "keras": 1.0, "mirrored": 1.8},
     "resnet50": {"limit": 0.95, "keras": 1.0, "mirrored": 1.8},
@@ -54,7 +54,7 @@ Round = dict[str, list[float]]  # candidate: the times of its steps, on the slow
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """What to measure."""
 
     models: Sequence[str] = tuple(CASES)
     candidates: Sequence[str] = tuple(CANDIDATES)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to choose from."""
+    """Adds the options that select models and candidates."""
     for name, choices in (("--models", CASES), ("--candidates", CANDIDATES)):
         parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
 
@@ -92,7 +92,7 @@ def measured(plan: Plan) -> list[Figure]:
 
 
 def _start(crew: Crew, plan: Plan) -> tuple[list[str], str]:
-    """Starts the processes; returns the candidates there are, and why there are no others."""
+    """Starts the processes; returns the available candidates, and why others are missing."""
     kinds = {CANDIDATES[candidate] for candidate in plan.candidates}
     problem = ""
     worker = [sys.executable, WORKER]
@@ -114,7 +114,7 @@ def _start(crew: Crew, plan: Plan) -> tuple[list[str], str]:
 
 
 def _mirrored_workers(python: Path, address: str) -> list[Command]:
-    """Two workers that find each other; no proxy stands between them."""
+    """Two workers that find each other, without a proxy between them."""
     hosts = [f"localhost:{port}" for port in _free_ports(RANKS)]
     env = {**ON_THE_CPU, "TF_USE_LEGACY_KERAS": "1", "no_grpc_proxy": "localhost"}
     return [
@@ -139,7 +139,7 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _rounds(crew: Crew, model: str, candidates: Sequence[str], plan: Plan) -> Iterator[Round]:
-    """Lets all candidates train in each round, one after the other."""
+    """Trains all candidates in each round, one after the other."""
     case = CASES[model]
     warm_up, steps = QUICK if plan.quick else (case.warm_up, case.steps)
     kinds = list(dict.fromkeys(CANDIDATES[candidate] for candidate in candidates))
@@ -168,7 +168,7 @@ def _rounds(crew: Crew, model: str, candidates: Sequence[str], plan: Plan) -> It
 def figures_of(
     model: str, rounds: Sequence[Round], candidates: Sequence[str], problem: str = ""
 ) -> list[Figure]:
-    """Step times, their ratios to the limit, and what is asked of Tarantella besides."""
+    """Step times, their ratios to the limit, and Tarantella's other ratios."""
 
     def ratio(one: str, other: str, at_least: float | None) -> Figure:
         speeds = [

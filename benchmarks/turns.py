@@ -1,8 +1,8 @@
 """Processes that take turns: they live as long as a benchmark, and work when they are told to.
 
-Each connects to a socket in a folder that is the user's alone, and waits there without using
-a core while others measure. Requests and replies are lines of JSON. A process that dies, or
-raises an exception, or does not answer ends the benchmark, with what it has printed.
+Each connects to a socket in a private folder, and waits there without using a core while others
+measure. Requests and replies are lines of JSON. If a process dies, raises an exception or does not
+answer, the benchmark ends, and shows its output.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LINES_SHOWN = 60
 
 @dataclass(frozen=True)
 class Command:
-    """How a process, or a launcher of several, is started."""
+    """How to start a process, or a launcher of several."""
 
     words: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Line:
-    """One end of a connection, which carries lines of JSON."""
+    """One end of a connection for lines of JSON."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -68,7 +68,7 @@ class Line:
 
 @dataclass
 class _Group:
-    """Processes that are asked at the same time."""
+    """Processes that get the same requests at the same time."""
 
     name: str
     output: Path
@@ -84,7 +84,7 @@ class Crew:
     """All processes of a benchmark, in groups; none of them outlives a `with` block.
 
     Args:
-        patience: For how many seconds to wait for a reply, or for a process to begin.
+        patience: How many seconds to wait for a reply, or for a process to start.
     """
 
     def __init__(self, patience: float = PATIENCE) -> None:
@@ -101,9 +101,9 @@ class Crew:
         """Starts a group, and waits until its processes are ready.
 
         Args:
-            name: What the group is asked by.
-            commands: What starts it; each process is to call `take_turns`.
-            workers: How many processes will do so.
+            name: The name of the group.
+            commands: What starts it; each process has to call `take_turns`.
+            workers: The number of processes that will do so.
         """
         group = self._groups[name] = _Group(name, Path(self._folder.name) / f"{name}.txt")
         with group.output.open("wb") as output:
@@ -124,16 +124,16 @@ class Crew:
             except TimeoutError:
                 ended = [p.returncode for p in group.processes if p.poll() is not None]
                 if ended:
-                    reason = f"a process has ended before it was ready, status {ended[0]}."
+                    reason = f"a process ended before it was ready, with status {ended[0]}."
                     raise group.failed(reason) from None
                 if time.monotonic() > deadline:
-                    raise group.failed("it does not get ready.") from None
+                    raise group.failed("it did not get ready in time.") from None
 
     def ask(self, name: str, what: str, **arguments: Any) -> list[Any]:
-        """The answers of a group's processes to a request that all of them get at once."""
+        """The answers of a group's processes to a request that all of them get."""
         group = self._groups[name]
         for line in group.lines:
-            with contextlib.suppress(ConnectionError):  # `receive` says that it is gone
+            with contextlib.suppress(ConnectionError):  # `receive` will notice
                 line.send({"do": what, **arguments})
         answers: dict[Line, Any] = {}
         deadline = time.monotonic() + self._patience
@@ -145,7 +145,7 @@ class Crew:
             for line in ready:
                 reply = line.receive()
                 if reply is None:
-                    raise group.failed(f"a process has died at {what!r}.")
+                    raise group.failed(f"a process died at {what!r}.")
                 if "error" in reply:
                     raise group.failed(f"an error at {what!r}:\n{reply['error']}")
                 answers[line] = reply["answer"]
@@ -163,7 +163,7 @@ class Crew:
         self.end(GOODBYE if error is None else 0)
 
     def end(self, patience: float = 0) -> None:
-        """Ends all processes; those that do not end by themselves in so many seconds are killed."""
+        """Ends all processes; kills those that have not ended after `patience` seconds."""
         self._listener.close()
         groups, self._groups = list(self._groups.values()), {}
         for line in (line for group in groups for line in group.lines):
@@ -176,7 +176,7 @@ class Crew:
 
 
 def _end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Waits for a process, then asks it to end, then kills it, with all that it has started."""
+    """Waits for a process, then asks it to end, then kills it, with its child processes."""
     for sign, seconds in ((None, patience), (signal.SIGTERM, GOODBYE), (signal.SIGKILL, None)):
         if sign is not None and process.poll() is None:
             os.killpg(process.pid, sign)
@@ -186,11 +186,11 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def take_turns(address: str, actions: Mapping[str, Callable[..., Any]]) -> None:
-    """Does what the other side of a socket says, until that says `end` or is gone.
+    """Does what the other end of a socket says, until it says `end` or is gone.
 
     Args:
         address: The path of the socket.
-        actions: By name, functions that return something that JSON can express.
+        actions: Functions by name; their results must be JSON-serializable.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)

@@ -1,8 +1,8 @@
-"""A process whose steps are timed when its turn comes: see step_time.py, which starts it.
+"""A process that times its steps when it is told to: see step_time.py, which starts it.
 
     python benchmarks/worker.py KIND ADDRESS
 
-plain: plain Keras with all cores. ranks: one of two ranks, which also trains alone, on half the
+plain: plain Keras with all cores. ranks: one of two ranks, which also trains alone, on half of the
 batch. mirrored: one of two workers of MultiWorkerMirroredStrategy, on legacy Keras.
 """
 
@@ -28,14 +28,14 @@ HEARTBEAT_MS = 600_000
 
 @dataclass(frozen=True)
 class Training:
-    """A compiled model, and the batch it gets in each step."""
+    """A compiled model, and the size of the batch in each step."""
 
     model: Any
     batch: int
 
 
 class Plain:
-    """Trains with Keras, in this process alone."""
+    """Trains with plain Keras, in this process."""
 
     def __init__(self, keras: Any = None) -> None:
         self.keras = keras or importlib.import_module("keras")
@@ -47,13 +47,13 @@ class Plain:
         self._trainings = self.trainings(self._case)
 
     def measure(self, candidate: str, warm_up: int, steps: int) -> list[float]:
-        """The times of steps, after some that do not count."""
+        """The times of the steps after the warm-up."""
         training = self._trainings[candidate]
-        data = self.feed(self._case, training.batch, warm_up + steps + 1)
+        data = self.fit_arguments(self._case, training.batch, warm_up + steps + 1)
         return step_times(training.model, keras=self.keras, **data)[warm_up:]
 
     def drop(self) -> None:
-        """Forgets the model."""
+        """Releases the model."""
         self._trainings = {}
         self.keras.backend.clear_session()
         gc.collect()
@@ -64,8 +64,8 @@ class Plain:
     def compiled(self, case: Case, model: Any) -> Any:
         return compiled(model, self.keras, case.momentum)
 
-    def feed(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
-        """Arguments of `fit`: data that is in memory, in batches."""
+    def fit_arguments(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
+        """Arguments of `fit`: batches in memory."""
         import tensorflow as tf
 
         dataset = tf.data.Dataset.from_tensors(case.data(batch)).repeat(steps)
@@ -73,7 +73,7 @@ class Plain:
 
 
 class Ranks(Plain):
-    """Trains on a rank, and without the others for comparison."""
+    """Trains on a rank, and also without the others, for comparison."""
 
     def __init__(self) -> None:
         import tarantella as tnt
@@ -111,8 +111,8 @@ class Mirrored(Plain):
             model = self.compiled(case, case.build(self.keras))
         return {"mirrored": Training(model, case.batch // RANKS)}
 
-    def feed(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
-        """Parts that are ready: the strategy has no batch to split, and no end to agree on."""
+    def fit_arguments(self, case: Case, batch: int, steps: int) -> dict[str, Any]:
+        """Ready micro-batches: the strategy has no batch to split, and no end to agree on."""
         import tensorflow as tf
 
         dataset = self._strategy.distribute_datasets_from_function(
@@ -122,9 +122,9 @@ class Mirrored(Plain):
 
 
 def _be_patient() -> None:
-    """Lets workers be silent for longer than TensorFlow's 10 s, as on a machine that is busy.
+    """Allows workers to be silent for longer than TensorFlow's 10 s, as on a busy machine.
 
-    Whether they live is known here without that. There is no public way to say it.
+    The benchmark notices by other means if they die. There is no public option for it.
     """
     from tensorflow.python.eager import context
 

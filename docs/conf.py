@@ -24,16 +24,16 @@ nitpicky = True
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-# Links to files of the repository that are no pages, as examples, stay links to files.
+# Links to files of the repository that are not pages, such as examples, stay links to files.
 myst_all_links_external = False
 suppress_warnings = ["myst.header"]
 
-# Docstrings have arguments as Google writes them, and code in single backticks, as in Markdown.
+# Docstrings use Google style, with code in single backticks, as in Markdown.
 default_role = "code"
 napoleon_numpy_docstring = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-# Types and base classes of Keras and TensorFlow have no page here.
+# Types and base classes from Keras and TensorFlow have no page here.
 nitpick_ignore_regex = [("py:.*", r"(keras|tf|np|tensorflow|numpy|collections|tarantella)\..*")]
 
 html_theme = "furo"
@@ -51,7 +51,7 @@ _FENCE = re.compile(r"^( *)```(\w+)$")
 
 
 def show_fences(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Code between Markdown's fences in a docstring becomes a block of code of Sphinx's."""
+    """Turns a fenced Markdown block in a docstring into a Sphinx code block."""
     inside = False
     shown: list[str] = []
     for line in lines:

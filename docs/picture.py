@@ -1,9 +1,9 @@
-"""Draws the picture of a run in the README: what a terminal shows of the quick start, line by line.
+"""Draws the picture of a run in the README: the quick start in a terminal, line by line.
 
     python docs/picture.py
 
-It runs the commands, notes when which line comes, and writes `images/run.svg`, an animation that
-plays once. The time is that of the run, made shorter.
+It runs the command, records the time of each line, and writes `images/run.svg`, an animation that
+plays once, faster than the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 PICTURE = Path(__file__).parent / "images" / "run.svg"
 COMMAND = "tarantella -n 2 --no-gpu -- examples/lenet5.py --number_epochs=6"
 
-SECONDS = 6.0  # of the picture
+SECONDS = 6.0  # length of the animation
 COLUMNS, LINE, TOP, LEFT, CHARACTER = 104, 21, 56, 22, 8.4
 
 HEAD = """\
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def run(command: str) -> Iterator[tuple[float, str]]:
-    """What a command prints, and after how many seconds."""
+    """The lines that a command prints, each with its time in seconds."""
     program, *arguments = shlex.split(command)
     start = time.monotonic()
     path = Path(sys.executable).parent / program
@@ -62,7 +62,7 @@ def run(command: str) -> Iterator[tuple[float, str]]:
         for line in process.stdout:
             yield time.monotonic() - start, line.rstrip()
     if process.returncode:
-        raise SystemExit(f"`{command}` has failed")
+        raise SystemExit(f"`{command}` failed")
 
 
 def folded(line: str) -> list[str]:

@@ -3,7 +3,7 @@
     tarantella -n 2 --no-gpu -- lenet5.py --batch_size=64 --number_epochs=15
 
 Plain `python lenet5.py` trains the same model in one process, to the same accuracy. The two lines
-that make the difference are marked "line 1" and "line 2".
+that Tarantella needs are marked "line 1" and "line 2".
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def main() -> None:
     name, train, val, test = load_data(args)
     epochs = args.number_epochs or (15 if name == "digits" else 4)
 
-    model = tnt.Model(lenet5())  # line 2: from here on, everything is as with Keras
+    model = tnt.Model(lenet5())  # line 2: from here on, everything is as in Keras
     model.compile(
         optimizer=keras.optimizers.SGD(learning_rate=args.learning_rate, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
 
-    # The batch size is the global one: each rank works on its own part of every batch.
+    # The batch size is the global one: each rank works on its micro-batch of every batch.
     train_dataset = tf.data.Dataset.from_tensor_slices(train)
     train_dataset = train_dataset.shuffle(len(train[0]), seed=args.seed)
     train_dataset = train_dataset.batch(args.batch_size).prefetch(tf.data.AUTOTUNE)
@@ -79,13 +79,13 @@ def load_data(args: argparse.Namespace) -> tuple[str, Images, Images, Images]:
     test_size = len(x_test) if args.test_size is None else args.test_size
     if train_size < 1 or train_size + val_size > len(x):
         fail(
-            f"--train_size {train_size} and --val_size {val_size} cannot be had: "
+            f"--train_size {train_size} and --val_size {val_size} do not fit: "
             f"the {name} data has {len(x)} images to train and validate with"
         )
     if test_size > len(x_test):
         fail(f"--test_size {test_size}: the {name} data has {len(x_test)} images to test with")
 
-    source = "MNIST" if mnist else "scikit-learn's digits (there is no MNIST here)"
+    source = "MNIST" if mnist else "scikit-learn's digits (no MNIST found)"
     say(f"data: {source}; images: {train_size} train, {val_size} validate, {test_size} test")
     in_train, in_val = slice(train_size), slice(train_size, train_size + val_size)
     test = (x_test[:test_size], y_test[:test_size])
@@ -93,7 +93,7 @@ def load_data(args: argparse.Namespace) -> tuple[str, Images, Images, Images]:
 
 
 def load_mnist(data_dir: Path | None) -> tuple[Images, Images] | None:
-    """MNIST from `data_dir`, or else from where Keras keeps what it has downloaded before."""
+    """MNIST from `data_dir`, or else from Keras's cache of downloads."""
     keras_home = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras"))
     folder = data_dir or keras_home / "datasets"
     if (folder / "mnist.npz").is_file():
@@ -103,7 +103,9 @@ def load_mnist(data_dir: Path | None) -> tuple[Images, Images] | None:
         paths = [find_idx_file(folder, stem) for stem in IDX_FILES]
         if None in paths:
             if data_dir:
-                fail(f"--data_dir {data_dir}: neither mnist.npz nor the four idx-ubyte files there")
+                fail(
+                    f"--data_dir {data_dir}: it has neither mnist.npz nor the four idx-ubyte files"
+                )
             return None
         parts = [read_idx(path) for path in paths if path]
     x_train, y_train, x_test, y_test = parts
@@ -111,7 +113,7 @@ def load_mnist(data_dir: Path | None) -> tuple[Images, Images] | None:
 
 
 def find_idx_file(folder: Path, stem: str) -> Path | None:
-    """`train-images-idx3-ubyte` and the like, as they are distributed: packed or not."""
+    """`train-images-idx3-ubyte` and the like, as distributed: compressed or not."""
     candidates = [folder / f"{stem}-ubyte{ending}" for ending in ("", ".gz")]
     return next((path for path in candidates if path.is_file()), None)
 
@@ -126,11 +128,13 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def load_digits() -> tuple[Images, Images]:
-    """1797 scans of 8x8 pixels, brought to MNIST's size; the last 300 of a fixed order to test."""
+    """1797 scans of 8x8 pixels, resized to MNIST's; in a fixed order, the last 300 for the test."""
     try:
         from sklearn.datasets import load_digits as load_scans
     except ImportError:
-        fail("no MNIST here: pass its folder as --data_dir, or install scikit-learn for its digits")
+        fail(
+            "no MNIST found: pass its folder as --data_dir, or install scikit-learn for its digits"
+        )
     scans, labels = load_scans(return_X_y=True)
     images = tf.image.resize(scans.reshape(-1, 8, 8, 1) / 16, (28, 28)).numpy()
     order = np.random.default_rng(seed=0).permutation(len(images))
@@ -150,7 +154,7 @@ def parse_args() -> argparse.Namespace:
     add("--batch_size", type=at_least(1), default=64, help="global batch size (default: 64)")
     add("--number_epochs", type=at_least(1), help="default: 15 for the digits, 4 for MNIST")
     add("--learning_rate", type=positive, default=0.02, help="default: 0.02")
-    add("--train_size", type=at_least(1), help="images to train with (default: all that are left)")
+    add("--train_size", type=at_least(1), help="images to train with (default: the rest)")
     add("--val_size", type=at_least(1), help="images to validate with (default: a tenth)")
     add("--test_size", type=at_least(1), help="images to test with (default: all)")
     add("--data_dir", type=Path, help="folder with MNIST: mnist.npz, or its four idx-ubyte files")
@@ -160,12 +164,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
+    def integer(text: str) -> int:
         if not text.isdecimal() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {smallest} up")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {smallest}")
         return int(text)
 
-    return whole_number
+    return integer
 
 
 def positive(text: str) -> float:

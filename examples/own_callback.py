@@ -1,11 +1,11 @@
-"""A callback of your own that writes a file, and so runs on the master rank only.
+"""A custom callback that writes a file, and so runs on the master rank only.
 
     tarantella -n 2 --no-gpu -- own_callback.py --report=confusions.csv
 
-After each epoch, the callback notes which digits the model takes for which. It predicts with the
-plain Keras model that the `tnt.Model` was made from: both have the same weights, and the plain one
-needs no other rank. `model.predict` of the `tnt.Model` would wait for the others here, who do not
-run the callback. The logs that it gets are those of the whole batch, on any number of ranks.
+After each epoch, the callback records which digits the model confuses. It predicts with the
+plain Keras model that the `tnt.Model` was made from: both share their weights, and the plain one
+needs no other rank. `predict` of the `tnt.Model` would wait here for the other ranks, which do not
+run the callback. The logs are those of the global batch, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLES_TO_TEST = 300
 
 
 class Confusions(keras.callbacks.Callback):
-    """Writes a row after each epoch: the loss, the accuracy, and the pair that is confused most."""
+    """Writes a row after each epoch: the loss, the accuracy, and the most confused pair."""
 
     def __init__(self, plain: keras.Model, x: np.ndarray, y: np.ndarray, file: Path) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train on digits, and note what is confused.")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (10)")
+    parser = argparse.ArgumentParser(description="Train on digits, and record which are confused.")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs (10)")
     parser.add_argument(
-        "--report", type=Path, default=Path("confusions.csv"), help="the file (confusions.csv)"
+        "--report", type=Path, default=Path("confusions.csv"), help="file to write (confusions.csv)"
     )
     return parser.parse_args()
 

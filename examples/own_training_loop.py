@@ -2,9 +2,9 @@
 
     tarantella -n 2 --no-gpu -- own_training_loop.py --epochs=10
 
-The loop is that of one process, but for three lines: the model, the optimizer and the dataset are
-handed to Tarantella. Each rank then gets its own part of every global batch, and the optimizer
-applies the gradients of all ranks. The accuracy on one rank and on several is the same.
+The loop is that of one process, except for three lines, which hand the model, the optimizer and
+the dataset to Tarantella. Each rank then gets its micro-batch of every global batch, and the
+optimizer applies the gradients of all ranks. The accuracy is the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def main() -> None:
     optimizer = tnt.keras.optimizers.Optimizer(keras.optimizers.Adam(args.learning_rate))
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    @tf.function(reduce_retracing=True)  # the parts of a last batch may be smaller
+    @tf.function(reduce_retracing=True)  # the last batch may be smaller
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))  # the mean over this rank's part
+            loss = loss_of(labels, model(images, training=True))  # the mean over the micro-batch
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -45,7 +45,7 @@ def main() -> None:
         losses = []
         for images, labels in batches:
             loss = train_step(images, labels)
-            # A rank's loss counts by its share of the batch. The sum is that of the whole batch.
+            # A rank's loss is weighted by its share of the batch; the sum is the global loss.
             losses.append(tnt.allreduce(float(loss) * batches.share))
         say(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}")
 
@@ -59,7 +59,7 @@ def classifier() -> keras.Model:
 
 
 def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Scans of handwritten digits, 8x8 pixels in one row: to train with, and to test with."""
+    """Scans of handwritten digits, 8x8 pixels in one row: for training, and for the test."""
     scans, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed=0).permutation(len(scans))
     x, y = (scans[order] / 16).astype("float32"), labels[order]
@@ -73,9 +73,9 @@ def say(message: str) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train on digits in a loop of its own.")
+    parser = argparse.ArgumentParser(description="Train on digits in a custom loop.")
     parser.add_argument("--batch_size", type=int, default=64, help="global batch size (64)")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (10)")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs (10)")
     parser.add_argument("--learning_rate", type=float, default=0.003, help="of Adam (0.003)")
     parser.add_argument("--seed", type=int, default=42, help="weights (42)")
     return parser.parse_args()

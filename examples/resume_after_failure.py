@@ -1,11 +1,11 @@
-"""Training that goes on after a failure, and ends as if there had been none.
+"""Training that resumes after a failure, and ends as if there had been none.
 
     tarantella -n 2 --no-gpu --max-restarts 1 -- resume_after_failure.py --fail_at_step=100
 
-All it takes is Keras's own BackupAndRestore. With `--fail_at_step`, the last rank dies in the
-middle of an epoch, as it would of a lack of memory; the command starts the run again, and the
-training goes on from the last backup. The weights at the end, and so the line that is printed last,
-are those of a run without `--fail_at_step`, to the last bit.
+All it takes is Keras's BackupAndRestore. With `--fail_at_step`, the last rank is killed in the
+middle of an epoch, as if memory had run out; the command restarts the run, and training resumes
+from the last backup. The weights at the end, and so the last line printed, are those of a run
+without `--fail_at_step`, to the last bit.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on digits, with a backup every ten steps.")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over the data (8)")
-    parser.add_argument("--backup_dir", default="backup", help="where the backup is (backup)")
-    parser.add_argument("--fail_at_step", type=int, help="kill a rank there, at the first attempt")
+    parser.add_argument("--epochs", type=int, default=8, help="number of epochs (8)")
+    parser.add_argument("--backup_dir", default="backup", help="folder of the backup (backup)")
+    parser.add_argument(
+        "--fail_at_step", type=int, help="kill a rank at this step of the first attempt"
+    )
     return parser.parse_args()
 
 

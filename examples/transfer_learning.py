@@ -1,11 +1,11 @@
-"""Transfer learning from a saved model: what was learned from some digits helps with the others.
+"""Transfer learning from a saved model: what it learned from some digits helps with the others.
 
     tarantella -n 2 --no-gpu -- transfer_learning.py --samples=100
 
-First a model learns the digits 0 to 4 and is saved, as yours may have been by plain Keras, long ago
-and elsewhere. Then it is loaded, gets a new last layer for the digits 5 to 9, and learns these from
-few samples: first the new layer alone, with the rest frozen, then all of it, with a small learning
-rate. Freezing, compiling again and fitting again work as in plain Keras.
+First a model learns the digits 0 to 4 and is saved; yours may come from plain Keras, long ago and
+elsewhere. Then it is loaded, gets a new last layer for the digits 5 to 9, and learns these from a
+few samples: first only the new layer, with the rest frozen, then the whole model, with a small
+learning rate. Freezing, compiling again and fitting again work as in plain Keras.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main() -> None:
 
     model.compile(keras.optimizers.Adam(0.01), LOSS, metrics=["accuracy"])
     model.fit(x[few], y[few], batch_size=20, epochs=20, verbose=0)
-    say(f"new layer alone: accuracy {model.evaluate(x[rest], y[rest], verbose=0)[1]:.2%}")
+    say(f"new layer only: accuracy {model.evaluate(x[rest], y[rest], verbose=0)[1]:.2%}")
 
     features.trainable = True
     model.compile(keras.optimizers.Adam(0.001), LOSS, metrics=["accuracy"])
     model.fit(x[few], y[few], batch_size=20, epochs=20, verbose=0)
-    say(f"all of it: accuracy {model.evaluate(x[rest], y[rest], verbose=0)[1]:.2%}")
+    say(f"whole model: accuracy {model.evaluate(x[rest], y[rest], verbose=0)[1]:.2%}")
 
 
 def learn_base(x: np.ndarray, y: np.ndarray, file: Path) -> None:
@@ -77,11 +77,11 @@ def say(message: str) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Learn digits with what is known of others.")
+    parser = argparse.ArgumentParser(description="Learn new digits from a model of others.")
     parser.add_argument(
         "--base", type=Path, default=Path("base.keras"), help="the saved model (base.keras)"
     )
-    parser.add_argument("--samples", type=int, default=100, help="of the new digits (100)")
+    parser.add_argument("--samples", type=int, default=100, help="samples of the new digits (100)")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Runs all tests but long ones: those on several ranks, and beside them the others.
+"""Runs all tests except long ones: those on several ranks, and the others at the same time.
 
-The others come in lots. Whoever has nothing else to do takes the next one.
-With arguments, it runs pytest with them, and nothing beside it.
+The others come in lots. An idle worker takes the next one.
+With arguments, it only runs pytest with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOTS = [
 
 
 class Worker(threading.Thread):
-    """Takes lots of tests until there are no more, and keeps what they print."""
+    """Runs lots of tests until none are left, and keeps their output."""
 
     def __init__(self, lots: queue.SimpleQueue[tuple[int, list[str]]], output: IO[str]) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class Worker(threading.Thread):
             self.status = self._process.wait() or self.status
 
     def end(self) -> None:
-        """Does not wait for the rest."""
+        """Stops the current lot, and takes no more."""
         self._ended = True
         if self._process is not None:
             self._process.terminate()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: that of the tests on ranks, if it is not 0, or of the others."""
+    """Returns the exit status: of the tests on several ranks if not 0, or else of the others."""
     if arguments:
         return subprocess.call([*PYTEST, *arguments])
     lots: queue.SimpleQueue[tuple[int, list[str]]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""The models of `keras.applications` that can be trained, and what each of them needs."""
+"""The models of `keras.applications` that you can train, and what each of them needs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Architecture:
     """A model of `keras.applications`.
 
     Attributes:
-        build: Makes the model.
+        build: Creates the model.
         image_size: Width and height of the images that it is usually trained with.
-        normalize: Makes what the model takes of pixels from 0 to 255.
+        normalize: Turns pixels from 0 to 255 into what the model takes.
     """
 
     build: Callable[..., keras.Model]
@@ -34,7 +34,7 @@ def resnet(build: Callable[..., keras.Model]) -> Architecture:
 
 
 def efficientnet(build: Callable[..., keras.Model], image_size: int) -> Architecture:
-    """These have layers of their own that normalize pixels."""
+    """These have layers that normalize pixels."""
     return Architecture(build, image_size, normalize=lambda pixels: pixels)
 
 
@@ -46,7 +46,7 @@ def tiny(
     input_shape: tuple[int, int, int],
     classifier_activation: str,
 ) -> keras.Model:
-    """Three convolutions, for small data and first tries; it takes what keras.applications take."""
+    """Three convolutions, to try things out; the same arguments as keras.applications."""
     assert include_top
     assert weights is None
     model = keras.Sequential([keras.Input(input_shape), keras.layers.Rescaling(1 / 128, -1)])
@@ -89,9 +89,9 @@ def build_model(
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = BATCH_NORM_MOMENTUM
             layer.synchronized = sync_batch_norm
-            if layer.name.endswith("_3_bn"):  # the last one of a residual block of a ResNet:
-                layer.gamma.assign(keras.ops.zeros_like(layer.gamma))  # blocks begin as identities
+            if layer.name.endswith("_3_bn"):  # the last in a residual block of a ResNet:
+                layer.gamma.assign(keras.ops.zeros_like(layer.gamma))  # blocks start as identities
     for weight in model.trainable_weights:
-        if weight.name == "kernel":  # not biases, and not what batch normalization learns
+        if weight.name == "kernel":  # not biases, nor batch normalization
             weight.regularizer = keras.regularizers.L2(WEIGHT_DECAY / 2)  # its gradient is 2 * l2
     return model

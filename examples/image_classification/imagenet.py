@@ -1,6 +1,6 @@
-"""ImageNet, or images in the same layout: found, read, cropped and put into batches.
+"""ImageNet, or images in the same layout: found, read, cropped and batched.
 
-Two layouts are known, and found by themselves:
+It recognizes two layouts:
 
     train-00000-of-01024 ...          TFRecords, in the folder itself or in its folders
     validation-00000-of-00128 ...     train and validation
@@ -8,7 +8,7 @@ Two layouts are known, and found by themselves:
     val/<class>/*.JPEG                class (validation/<class>, if there is no val)
 
 Everything is written as for one process. Images are read, decoded and cropped in a `map` of single
-samples; Tarantella lets each rank do that for its own samples only.
+samples; with Tarantella, each rank does that only for its own samples.
 """
 
 from __future__ import annotations
@@ -27,48 +27,50 @@ import tarantella as tnt
 
 IMAGENET_CLASSES = 1000
 ENDINGS = (".jpeg", ".jpg", ".png")
-PARTS = ("train", "validation")
+SPLITS = ("train", "validation")
 FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
 
-# An evaluation looks at the middle of an image: of 256 pixels, 224.
+# Evaluation uses the centre of an image: 224 of 256 pixels.
 MARGIN = 256 / 224
-# Records are shuffled among so many. They are about 110 kB each, so this takes 1 GB on every rank.
+# Size of the shuffle buffer in records, of about 110 kB each: 1 GB on every rank.
 SHUFFLE_BUFFER = 10_000
 FILES_AT_A_TIME = 16
 
 
 class Images(Protocol):
-    """Images in one of the layouts; `part` is "train" or "validation"."""
+    """Images in one of the layouts; `split` is "train" or "validation"."""
 
     num_classes: int
 
-    def count(self, part: str) -> int:
-        """How many there are."""
+    def count(self, split: str) -> int:
+        """The number of images."""
 
-    def samples(self, part: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
-        """So many pairs of an encoded image and its label; shuffled anew in every epoch."""
+    def samples(self, split: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
+        """`num_samples` pairs of an encoded image and its label; reshuffled in every epoch."""
 
 
 class TFRecords:
-    """Images in files of records. Labels are from 1 up there: 0 stands for "background"."""
+    """Images in TFRecord files, where labels start at 1: 0 stands for "background"."""
 
     def __init__(self, files: dict[str, list[Path]], num_classes: int | None) -> None:
         self.num_classes = num_classes or IMAGENET_CLASSES
-        self._files = {part: [str(file) for file in files[part]] for part in PARTS}
-        # One rank looks, and tells the others: there may be many of them, and a million records.
-        counts = [0 for _ in PARTS]
+        self._files = {split: [str(file) for file in files[split]] for split in SPLITS}
+        # One rank counts, and tells the others: there may be many ranks, and a million records.
+        counts = [0 for _ in SPLITS]
         if tnt.is_master_rank():
-            counts = [count_all_records(files[part]) for part in PARTS]
-        self._counts = dict(zip(PARTS, tnt.broadcast(counts), strict=True))
+            counts = [count_all_records(files[split]) for split in SPLITS]
+        self._counts = dict(zip(SPLITS, tnt.broadcast(counts), strict=True))
 
-    def count(self, part: str) -> int:
-        return self._counts[part]
+    def count(self, split: str) -> int:
+        return self._counts[split]
 
-    def samples(self, part: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
-        files = tf.data.Dataset.from_tensor_slices(self._files[part])
-        all_of_them = num_samples == self.count(part)
-        if shuffle_seed is not None and all_of_them:  # otherwise, the same ones in every epoch
-            files = files.shuffle(len(self._files[part]), seed=shuffle_seed)
+    def samples(self, split: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
+        files = tf.data.Dataset.from_tensor_slices(self._files[split])
+        all_of_them = num_samples == self.count(split)
+        if (
+            shuffle_seed is not None and all_of_them
+        ):  # otherwise, use the same images in every epoch
+            files = files.shuffle(len(self._files[split]), seed=shuffle_seed)
         records = files.interleave(
             tf.data.TFRecordDataset,
             cycle_length=FILES_AT_A_TIME,
@@ -83,26 +85,26 @@ class TFRecords:
 
 
 class Folders:
-    """Images in a folder for each class. The classes are numbered in the order of their names."""
+    """Images in a folder for each class. Classes are numbered in the order of their names."""
 
     def __init__(self, files: dict[str, list[Path]], num_classes: int | None) -> None:
-        classes = {part: sorted({file.parent.name for file in files[part]}) for part in PARTS}
+        classes = {split: sorted({file.parent.name for file in files[split]}) for split in SPLITS}
         unknown = sorted(set(classes["validation"]) - set(classes["train"]))
         if unknown:
-            fail(f"no image of class {unknown[0]} to train with, but some to validate with")
+            fail(f"class {unknown[0]} has images to validate with, but none to train with")
         self.num_classes = num_classes or len(classes["train"])
         if self.num_classes < len(classes["train"]):
             fail(
                 f"--num_classes {num_classes}: there are {len(classes['train'])} folders of images"
             )
         self._labels = {name: label for label, name in enumerate(classes["train"])}
-        self._files = {part: in_fixed_order(files[part]) for part in PARTS}
+        self._files = {split: in_fixed_order(files[split]) for split in SPLITS}
 
-    def count(self, part: str) -> int:
-        return len(self._files[part])
+    def count(self, split: str) -> int:
+        return len(self._files[split])
 
-    def samples(self, part: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
-        files = self._files[part][:num_samples]
+    def samples(self, split: str, num_samples: int, shuffle_seed: int | None) -> tf.data.Dataset:
+        files = self._files[split][:num_samples]
         labels = [self._labels[file.parent.name] for file in files]
         dataset = tf.data.Dataset.from_tensor_slices(([str(file) for file in files], labels))
         if shuffle_seed is not None:
@@ -120,27 +122,27 @@ def find_images(data_dir: Path, num_classes: int | None = None) -> Images:
 
     Args:
         data_dir: The folder.
-        num_classes: Of how many classes they are; by default, what the layout says.
+        num_classes: The number of classes; by default, what the layout says.
     """
-    records = {part: find_records(data_dir, part) for part in PARTS}
+    records = {split: find_records(data_dir, split) for split in SPLITS}
     if all(records.values()):
         return TFRecords(records, num_classes)
-    files = {part: find_image_files(data_dir, part) for part in PARTS}
+    files = {split: find_image_files(data_dir, split) for split in SPLITS}
     if all(files.values()):
         return Folders(files, num_classes)
     return fail(
         f"--data_dir {data_dir}: neither TFRecords (train-00000-of-... and validation-00000-of-...)"
-        " nor folders of images (train/<class>/*.JPEG and val/<class>/*.JPEG) there"
+        " nor folders of images (train/<class>/*.JPEG and val/<class>/*.JPEG) found"
     )
 
 
-def find_records(data_dir: Path, part: str) -> list[Path]:
-    folders = (data_dir, data_dir / part)
-    return first_found(sorted(folder.glob(f"{part}-*-of-*")) for folder in folders)
+def find_records(data_dir: Path, split: str) -> list[Path]:
+    folders = (data_dir, data_dir / split)
+    return first_found(sorted(folder.glob(f"{split}-*-of-*")) for folder in folders)
 
 
-def find_image_files(data_dir: Path, part: str) -> list[Path]:
-    folders = [data_dir / name for name in FOLDERS[part]]
+def find_image_files(data_dir: Path, split: str) -> list[Path]:
+    folders = [data_dir / name for name in FOLDERS[split]]
     return first_found(
         sorted(file for file in folder.glob("*/*") if file.suffix.lower() in ENDINGS)
         for folder in folders
@@ -152,7 +154,7 @@ def first_found(lists: Iterable[list[Path]]) -> list[Path]:
 
 
 def in_fixed_order(files: Sequence[Path]) -> list[Path]:
-    """The files in a random order, always the same: the first ones are of all classes."""
+    """The files in a fixed random order, so that the first ones come from all classes."""
     return [files[i] for i in np.random.default_rng(seed=0).permutation(len(files))]
 
 
@@ -165,7 +167,7 @@ def count_all_records(files: Sequence[Path]) -> int:
 
 
 def count_records(file: Path) -> int:
-    """The number of records in a file, of which only their lengths are read.
+    """The number of records in a file, reading only their lengths.
 
     A record is its length (8 bytes), a checksum of that (4), the content and its checksum (4).
     """
@@ -177,7 +179,7 @@ def count_records(file: Path) -> int:
             position += 8 + 4 + length + 4
             count += 1
     if position != size:
-        fail(f"{file}: not a file of TFRecords, or its end is missing")
+        fail(f"{file}: not a TFRecord file, or its end is missing")
     return count
 
 
@@ -194,7 +196,7 @@ def parse_record(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
-    """Pixels from 0 to 255, in three channels, also of images without colour."""
+    """Pixels from 0 to 255, in three channels, even for greyscale images."""
     return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
 
@@ -203,9 +205,9 @@ def resize(image: tf.Tensor, height: Any, width: Any) -> tf.Tensor:
 
 
 def for_training(encoded: tf.Tensor, image_size: int, seed: tf.Tensor) -> tf.Tensor:
-    """A random part of the image, 8 % of it to all, stretched to a square; one in two is mirrored.
+    """A random crop, 8 % to 100 % of the image, stretched to a square; one in two is mirrored.
 
-    What is drawn depends on nothing but the seed.
+    The random numbers depend only on the seed.
     """
     crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
     image = decode(encoded)
@@ -224,7 +226,7 @@ def for_training(encoded: tf.Tensor, image_size: int, seed: tf.Tensor) -> tf.Ten
 
 
 def for_evaluation(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
-    """The middle of the image, without a margin at its shorter sides."""
+    """The centre of the image, without its margins."""
     image = decode(encoded)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32))
     scale = round(MARGIN * image_size) / tf.minimum(height, width)
@@ -253,19 +255,19 @@ def load_dataset(
     Args:
         images: Where they come from.
         dataset_type: "train" or "validation". The former are shuffled and augmented.
-        num_samples: How many of them.
-        batch_size: The global batch size; no rank needs to be thought of here.
-        image_size: The width and height that they get.
-        normalize: Makes what the model takes of pixels from 0 to 255.
-        drop_remainder: Whether to leave out a last batch that is not full.
-        shuffle_seed: Decides the order, and what is drawn for each image.
+        num_samples: The number of images.
+        batch_size: The global batch size; the number of ranks does not matter here.
+        image_size: The resulting width and height.
+        normalize: Turns pixels from 0 to 255 into what the model takes.
+        drop_remainder: Whether to drop a last batch that is not full.
+        shuffle_seed: Determines the order, and the augmentation of each image.
     """
 
-    # The numbers that are drawn for an image come from its place in the order of this epoch: the
-    # same on any number of ranks, and others for the same image in the next epoch.
-    def augmented(place: tf.Tensor, sample: tuple[tf.Tensor, tf.Tensor]) -> Any:
+    # The random numbers for an image depend on its position in this epoch: they are the same on
+    # any number of ranks, and differ for the same image in the next epoch.
+    def augmented(position: tf.Tensor, sample: tuple[tf.Tensor, tf.Tensor]) -> Any:
         encoded, label = sample
-        seed = tf.stack([tf.constant(shuffle_seed, tf.int64), place])
+        seed = tf.stack([tf.constant(shuffle_seed, tf.int64), position])
         return normalize(for_training(encoded, image_size, seed)), label
 
     def centred(encoded: tf.Tensor, label: tf.Tensor) -> Any:
@@ -289,7 +291,7 @@ def synthetic_dataset(
     normalize: Callable[[Any], Any],
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Batches of random pixels, always the same, with labels that mean nothing."""
+    """Batches of random pixels, always the same, with meaningless labels."""
 
     def sample(number: tf.Tensor) -> Any:
         seed = tf.stack([tf.constant(0, tf.int64), number])

@@ -2,9 +2,9 @@
 
     python make_small_dataset.py --output_dir=small
 
-There are four classes, which a model learns to tell apart in a minute. `small/tfrecords` has them
-in TFRecords, and `small/folders` the same images in a folder for each class. The same options make
-the same files, byte for byte.
+There are four classes, which a model learns to tell apart in a minute. `small/tfrecords` has the
+images as TFRecords, `small/folders` the same images in a folder for each class. The same options
+give the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Names as ImageNet has them, and what is to be seen.
+# Names as in ImageNet, and what the images show.
 CLASSES = {
     "n00000001": "red disc",
     "n00000002": "green square",
@@ -24,7 +24,7 @@ CLASSES = {
     "n00000004": "yellow checks",
 }
 COLOURS = np.array([(210, 50, 50), (50, 180, 70), (50, 80, 210), (220, 200, 60)])
-SIDES = (48, 80)  # widths and heights are in between
+SIDES = (48, 80)  # the range of widths and heights
 SHARDS = {"train": 4, "validation": 2}
 FOLDERS = {"train": "train", "validation": "val"}
 
@@ -32,16 +32,16 @@ FOLDERS = {"train": "train", "validation": "val"}
 def main() -> None:
     args = parse_args()
     draw = np.random.default_rng(args.seed)
-    for part, count in (("train", args.train_images), ("validation", args.val_images)):
+    for split, count in (("train", args.train_images), ("validation", args.val_images)):
         labels = draw.permutation(np.arange(count) % len(CLASSES))
         images = [tf.io.encode_jpeg(picture(label, draw), quality=90).numpy() for label in labels]
-        write_records(args.output_dir / "tfrecords", part, images, labels)
-        write_folders(args.output_dir / "folders" / FOLDERS[part], images, labels)
-        print(f"{part}: {count} images of {len(CLASSES)} classes in {args.output_dir}")
+        write_records(args.output_dir / "tfrecords", split, images, labels)
+        write_folders(args.output_dir / "folders" / FOLDERS[split], images, labels)
+        print(f"{split}: {count} images of {len(CLASSES)} classes in {args.output_dir}")
 
 
 def picture(label: int, draw: np.random.Generator) -> np.ndarray:
-    """A shape in the colour of its class, somewhere on a grey ground with noise."""
+    """A shape in the colour of its class, somewhere on a noisy grey background."""
     height, width = draw.integers(*SIDES, size=2, endpoint=True)
     ground = draw.integers(60, 160) + np.zeros((height, width, 3))
     colour = COLOURS[label] + draw.integers(-30, 30, size=3)
@@ -51,7 +51,7 @@ def picture(label: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def shape(label: int, height: int, width: int, draw: np.random.Generator) -> np.ndarray:
-    """Which pixels are of the shape: those of a disc, of a square, of stripes or of checks."""
+    """Which pixels belong to the shape: a disc, a square, stripes or checks."""
     side = min(height, width)
     radius = side * draw.uniform(0.3, 0.45)
     y = np.arange(height)[:, None] - height / 2 - draw.uniform(-0.1, 0.1) * side
@@ -65,18 +65,18 @@ def shape(label: int, height: int, width: int, draw: np.random.Generator) -> np.
     ][label]
 
 
-def write_records(folder: Path, part: str, images: list[bytes], labels: np.ndarray) -> None:
+def write_records(folder: Path, split: str, images: list[bytes], labels: np.ndarray) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    shards = SHARDS[part]
+    shards = SHARDS[split]
     for shard in range(shards):
-        name = folder / f"{part}-{shard:05d}-of-{shards:05d}"
+        name = folder / f"{split}-{shard:05d}-of-{shards:05d}"
         with tf.io.TFRecordWriter(str(name)) as writer:
             for number in range(shard, len(images), shards):
                 writer.write(record(number, images[number], int(labels[number])))
 
 
 def record(number: int, image: bytes, label: int) -> bytes:
-    """One image, with the features that the records of ImageNet have."""
+    """One image, with the features of ImageNet's records."""
     synset, text = list(CLASSES.items())[label]
     height, width, channels = tf.io.extract_jpeg_shape(image).numpy()
     features = {
@@ -128,7 +128,7 @@ def parse_args() -> argparse.Namespace:
     add("--output_dir", type=Path, default=Path("small"), help="default: small")
     add("--train_images", type=int, default=512, help="images to train with (default: 512)")
     add("--val_images", type=int, default=128, help="images to validate with (default: 128)")
-    add("--seed", type=int, default=0, help="decides what they look like (default: 0)")
+    add("--seed", type=int, default=0, help="determines the images (default: 0)")
     return parser.parse_args()
 
 

@@ -3,9 +3,9 @@
     tarantella -n 4 -- ./train_imagenet_main.py --data_dir=/data/imagenet --model_arch=resnet50
 
 Plain `python train_imagenet_main.py` does the same in one process. README.md has more commands, and
-data to try it with. What the data are is in imagenet.py, what the models are in architectures.py,
-and how the learning rate changes in schedules.py. None of them knows how many ranks there are: the
-two lines that do are marked "line 1" and "line 2".
+data to try it with. The data are in imagenet.py, the models in architectures.py, and the learning
+rate in schedules.py. None of these depends on the number of ranks; the two lines that Tarantella
+needs are marked "line 1" and "line 2".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         ARCHITECTURES[args.model_arch], args.image_size, num_classes, args.sync_batch_norm
     )
     strategy = tnt.ParallelStrategy(args.strategy)
-    model = tnt.Model(model, parallel_strategy=strategy)  # line 2: the rest is as with Keras
+    model = tnt.Model(model, parallel_strategy=strategy)  # line 2: the rest is as in Keras
 
     rate = ScaledRate(args.base_learning_rate, args.batch_size, total_steps, args.lr_schedule)
     model.compile(
@@ -62,21 +62,21 @@ def load_data(args: argparse.Namespace) -> tuple[tf.data.Dataset, tf.data.Datase
     if args.synthetic_data:
         images = None
         num_classes = args.num_classes or imagenet.IMAGENET_CLASSES
-        counts = {part: limits[part] or SYNTHETIC_SAMPLES[part] for part in limits}
+        counts = {split: limits[split] or SYNTHETIC_SAMPLES[split] for split in limits}
     else:
         images = imagenet.find_images(args.data_dir, args.num_classes)
         num_classes = images.num_classes
-        counts = {part: at_most(images.count(part), limits[part]) for part in limits}
+        counts = {split: at_most(images.count(split), limits[split]) for split in limits}
     if args.drop_remainder and counts["train"] < args.batch_size:
         imagenet.fail(
             f"--drop_remainder leaves nothing to train with: there are {counts['train']} images, "
             f"and --batch_size is {args.batch_size}"
         )
 
-    def load(part: str, drop_remainder: bool = False) -> tf.data.Dataset:
-        """Batches of the global size: each rank works on its own part of every batch."""
+    def load(split: str, drop_remainder: bool = False) -> tf.data.Dataset:
+        """Batches of the global size: each rank works on its micro-batch of every batch."""
         options = {
-            "num_samples": counts[part],
+            "num_samples": counts[split],
             "batch_size": args.batch_size,
             "image_size": args.image_size,
             "normalize": ARCHITECTURES[args.model_arch].normalize,
@@ -84,7 +84,7 @@ def load_data(args: argparse.Namespace) -> tuple[tf.data.Dataset, tf.data.Datase
         }
         if images is None:
             return imagenet.synthetic_dataset(num_classes=num_classes, **options)
-        return imagenet.load_dataset(images, part, shuffle_seed=args.shuffle_seed, **options)
+        return imagenet.load_dataset(images, split, shuffle_seed=args.shuffle_seed, **options)
 
     say(
         f"data: {args.data_dir or 'synthetic'}; images: {counts['train']} train, "
@@ -98,13 +98,13 @@ def at_most(count: int, limit: int | None) -> int:
 
 
 def callbacks(args: argparse.Namespace) -> list[keras.callbacks.Callback]:
-    """Keras's own. On several ranks, the master writes the files."""
+    """Keras's callbacks. On several ranks, the master writes the files."""
     chosen: list[keras.callbacks.Callback] = []
     if args.model_dir:
         chosen += [
             keras.callbacks.ModelCheckpoint(args.model_dir / "checkpoint-{epoch:03d}.keras"),
             keras.callbacks.TensorBoard(args.model_dir / "logs"),
-            # A run that is started again goes on after the last epoch that was finished.
+            # A restarted run resumes after the last finished epoch.
             keras.callbacks.BackupAndRestore(args.model_dir / "backup"),
         ]
     if args.profile_dir:
@@ -132,16 +132,16 @@ def parse_args() -> argparse.Namespace:
         default=1,
         help="epochs between validations (default: 1)",
     )
-    add("--drop_remainder", action="store_true", help="leave out a last batch that is not full")
+    add("--drop_remainder", action="store_true", help="drop a last batch that is not full")
     add("--num_classes", type=count, help="default: the number of folders; 1000 for TFRecords")
-    add("--image_size", type=at_least(32), help="pixels (default: what the architecture is for)")
+    add("--image_size", type=at_least(32), help="pixels (default: that of the architecture)")
     add(
         "--base_learning_rate", type=positive, default=0.1, help="for a batch of 256 (default: 0.1)"
     )
     add("--lr_schedule", choices=KINDS, default="step", help="how the rate decays (default: step)")
-    add("--sync_batch_norm", action="store_true", help="batch statistics are those of all ranks")
+    add("--sync_batch_norm", action="store_true", help="use the batch statistics of all ranks")
     add("--strategy", choices=["data", "all"], default="data")
-    add("--shuffle_seed", type=at_least(0), default=42, help="of all that is random (default: 42)")
+    add("--shuffle_seed", type=at_least(0), default=42, help="of everything random (default: 42)")
     add("--model_dir", type=Path, help="folder for checkpoints and TensorBoard's logs")
     add("--profile_dir", type=Path, help="folder for TensorBoard's profile of the second batch")
     add("--verbose", type=int, choices=(0, 1, 2), default=2, help="as in Keras (default: 2)")
@@ -151,12 +151,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
+    def integer(text: str) -> int:
         if not text.isdecimal() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {smallest} up")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {smallest}")
         return int(text)
 
-    return whole_number
+    return integer
 
 
 def positive(text: str) -> float:

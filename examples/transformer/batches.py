@@ -1,4 +1,4 @@
-"""Parallel text from files, as batches of about as many tokens each."""
+"""Parallel text from files, in batches of about the same number of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUCKET_WIDTH = 8  # sentences in one batch differ by less than this many tokens
 
 @dataclass(frozen=True)
 class Text:
-    """A pair of files that have a sentence in each line, and its translation in the same line."""
+    """A pair of files: sentences, one per line, and their translations on the same lines."""
 
     source: Path
     target: Path
@@ -48,21 +48,23 @@ class Text:
 
 
 def lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # other line breaks are just text
+    with path.open(
+        encoding="utf-8", newline="\n"
+    ) as file:  # other line breaks are part of the text
         yield from file
 
 
 def encoded_pairs(
     text: Text, vocabulary: Vocabulary, max_length: int, shard: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The pairs of a text as numbers, less those that are longer than `max_length`.
+    """The pairs of a text as numbers, without those longer than `max_length`.
 
     Args:
         text: The files.
-        vocabulary: The numbers.
+        vocabulary: Turns text into numbers.
         max_length: The most tokens that a sentence may have.
-        shard: (0, 2) for every other pair, (1, 2) for the other ones, and so on. The rest of the
-            lines are read, but nothing is done with them.
+        shard: (0, 2) for every other pair, (1, 2) for the rest, and so on. All lines are read, but
+            only those of the shard are encoded.
     """
     index, number = shard
     for pair in islice(text.pairs(), index, None, number):
@@ -78,14 +80,14 @@ def as_dataset(
     pairs = partial(encoded_pairs, text, vocabulary, max_length, shard)
     spec = tf.TensorSpec((None,), tf.int32)
     dataset = tf.data.Dataset.from_generator(pairs, output_signature=(spec, spec))
-    return dataset.cache()  # Python is slow: do this once, and not in each epoch
+    return dataset.cache()  # Python is slow: do this once, not in each epoch
 
 
 def in_batches(dataset: tf.data.Dataset, tokens: int, max_length: int) -> tf.data.Dataset:
     """Batches of sentences of similar length, with at most `tokens` tokens in each language."""
     lengths = range(BUCKET_WIDTH, max_length + BUCKET_WIDTH, BUCKET_WIDTH)
     dataset = dataset.bucket_by_sequence_length(
-        # The START of a target does not count: it is an input, and END an output.
+        # The START of a target does not count: it is input only.
         lambda source, target: tf.maximum(tf.size(source), tf.size(target) - 1),
         bucket_boundaries=[length + 1 for length in lengths],
         bucket_batch_sizes=[max(1, tokens // length) for length in lengths] + [1],
@@ -95,14 +97,14 @@ def in_batches(dataset: tf.data.Dataset, tokens: int, max_length: int) -> tf.dat
 
 
 def to_predict_next_tokens(source: Any, target: Any) -> tuple[Any, Any, Any]:
-    """Inputs, outputs and weights for `fit`; padding weighs nothing."""
+    """Inputs, outputs and weights for `fit`; padding has weight 0."""
     outputs = target[:, 1:]
     weights = tf.cast(tf.not_equal(outputs, PADDING), tf.float32)
     return {"source": source, "target": target[:, :-1]}, outputs, weights
 
 
 def padded(encoded: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Sentences as rows of one array; what is longer than `length` is cut off."""
+    """Sentences as rows of one array, cut off at `length`."""
     rows = np.full((len(encoded), length), PADDING, np.int32)
     for row, sentence in zip(rows, encoded, strict=True):
         row[: len(sentence)] = sentence[:length]

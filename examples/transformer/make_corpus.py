@@ -1,10 +1,10 @@
-"""Makes up sentences in English and their translations to German, in the layout of WMT14.
+"""Generates English sentences and their German translations, in the layout of WMT14.
 
     python make_corpus.py --data_dir=corpus
 
-The grammar is small, but a model that translates word by word does not get far with it: German
-articles and adjectives go by the gender and the case of their noun, and parts of the verb move to
-the end of the sentence. The same options always give the same files.
+The grammar is small, but translating word by word is not enough: German articles and adjectives
+depend on the gender and the case of their noun, and parts of the verb move to the end of the
+sentence. The same options always give the same files.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def write_corpus(data_dir: Path, sizes: dict[str, int], seed: int) -> None:
 
 
 def make_sentences(number: int, seed: int) -> list[Sentence]:
-    """Sentences that are all different, so that none to test with is one to train with."""
+    """Sentences that are all different, so that the test contains none of the training."""
     draw = random.Random(seed)
     sentences: dict[Sentence, None] = {}
     while len(sentences) < number:
@@ -129,7 +129,7 @@ def make_sentence(draw: random.Random) -> Sentence:
 
 
 def statement(draw: random.Random) -> Sentence:
-    """The German verb comes second, whatever comes first; the rest of it comes last."""
+    """The German auxiliary always comes second, the participle last."""
     subject, thing, verb = some_subject(draw), some_object(draw), draw.choice(PARTICIPLES)
     if draw.random() < 0.4:
         place = draw.choice(PLACES)
@@ -142,7 +142,7 @@ def statement(draw: random.Random) -> Sentence:
 
 
 def reason(draw: random.Random) -> Sentence:
-    """After "weil" all of the German verb comes last."""
+    """After "weil", the whole German verb comes last."""
     subject, thing, verb = some_subject(draw), some_object(draw), draw.choice(PARTICIPLES)
     english = f"because {subject[0]} has {verb[0]} {thing[0]}"
     return english, f"weil {subject[1]} {thing[1]} {verb[1]} hat"
@@ -186,19 +186,26 @@ def finished(sentence: Sentence, mark: str) -> Sentence:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [options]", description="Make up a small English-German corpus."
+        usage="%(prog)s [options]", description="Generate a small English-German corpus."
     )
     add = parser.add_argument
-    add("--data_dir", type=Path, default=Path("corpus"), help="where to (default: corpus)")
-    add("--sentences", type=whole, default=4000, help="pairs to train with (default: 4000)")
-    add("--held_out", type=whole, default=200, help="to validate, and to test with (default: 200)")
-    add("--seed", type=int, default=1, help="other seeds, other sentences (default: 1)")
+    add(
+        "--data_dir", type=Path, default=Path("corpus"), help="folder to write to (default: corpus)"
+    )
+    add("--sentences", type=corpus_size, default=4000, help="pairs to train with (default: 4000)")
+    add(
+        "--held_out",
+        type=corpus_size,
+        default=200,
+        help="pairs to validate with, and to test (200)",
+    )
+    add("--seed", type=int, default=1, help="determines the sentences (default: 1)")
     return parser.parse_args()
 
 
-def whole(text: str) -> int:
+def corpus_size(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 1 to 1000000")
     return int(text)
 
 

@@ -1,6 +1,6 @@
-"""What the model is trained with and judged by: a loss, metrics, a learning rate, BLEU.
+"""The loss, the metrics and the learning rate of the training.
 
-Losses and metrics count tokens. A weight, 1 for a token and 0 for padding, comes with each.
+Losses and metrics are means over tokens. Each has a weight: 1 for a token, 0 for padding.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("transformer")
 class SmoothedCrossentropy(keras.losses.Loss):
-    """The cross-entropy of logits, if a part of the truth is spread over all tokens.
+    """The cross-entropy of logits, with label smoothing.
 
-    `call` gives one value for each token, and Keras makes the mean of them by their weights. So
-    Tarantella can divide by the tokens of all ranks: each token of a step counts the same,
-    wherever it is. A mean that is taken in `call` would be one over a rank's own tokens.
+    `call` returns one value for each token, and Keras takes their weighted mean. So Tarantella
+    can divide by the number of tokens on all ranks, and each token of a step counts the same,
+    wherever it is. A mean taken in `call` would cover only the rank's own tokens.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 
 class TokenMean(keras.metrics.Metric):
-    """The mean of a value that each token has.
+    """The mean of one value for each token.
 
     It keeps a sum and a count, which Tarantella adds up over the ranks.
     """
@@ -65,7 +65,7 @@ class TokenMean(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("transformer")
 class TokenAccuracy(TokenMean):
-    """How many of the tokens are guessed right."""
+    """The share of tokens that are predicted correctly."""
 
     def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(name, dtype)
@@ -76,7 +76,7 @@ class TokenAccuracy(TokenMean):
 
 @keras.saving.register_keras_serializable("transformer")
 class Perplexity(TokenMean):
-    """Among how many tokens the model might as well have drawn lots; without smoothing."""
+    """The exponential of the mean cross-entropy, without smoothing."""
 
     def __init__(self, name: str = "perplexity", dtype: Any = None) -> None:
         super().__init__(name, dtype)
@@ -89,7 +89,7 @@ class Perplexity(TokenMean):
 
 
 def token_losses(y_true: Any, y_pred: Any) -> Any:
-    """The negative logarithm of the probability that each true token was given."""
+    """The negative logarithm of the probability of each true token."""
     truth = ops.expand_dims(ops.cast(y_true, "int32"), -1)
     logits_of_truth = ops.squeeze(ops.take_along_axis(y_pred, truth, axis=-1), -1)
     return ops.logsumexp(y_pred, axis=-1) - logits_of_truth
@@ -97,7 +97,7 @@ def token_losses(y_true: Any, y_pred: Any) -> Any:
 
 @keras.saving.register_keras_serializable("transformer")
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises for some steps, and then falls with the root of the steps."""
+    """A learning rate that rises linearly, then falls with the square root of the steps."""
 
     def __init__(self, peak: float, warmup_steps: int) -> None:
         super().__init__()

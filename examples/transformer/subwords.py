@@ -1,11 +1,11 @@
-"""A vocabulary of pieces of words, learned from text.
+"""A vocabulary of subwords, learned from text.
 
-Frequent words become one piece, rare ones are put together from several, down to single letters:
-a small vocabulary is enough for all words, and there are next to no unknown ones. A space belongs
-to the word behind it, so pieces only have to be joined to be text again.
+Frequent words become one piece; rare ones consist of several, down to single letters. So a small
+vocabulary covers almost all words. A space belongs to the word after it, so joining the pieces
+gives the text again.
 
-Pieces are learned by byte-pair encoding (Sennrich and others, 2016): starting from letters, the two
-neighbours that occur most often are joined to a new piece, again and again.
+Pieces are learned by byte-pair encoding (Sennrich et al., 2016): starting from letters, the most
+frequent pair of neighbours is merged into a new piece, again and again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 
 PADDING, START, END, UNKNOWN = range(4)
-SPECIAL = 4  # numbers below this one are no pieces
+SPECIAL = 4  # smaller numbers are not pieces
 
-WORD = re.compile(r" ?\w+| ?[^\w\s]")  # punctuation is on its own
+WORD = re.compile(r" ?\w+| ?[^\w\s]")  # punctuation is separate
 Pair = tuple[str, str]
 
 
@@ -37,11 +37,11 @@ class Vocabulary:
         return SPECIAL + len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of the pieces of a text, and END behind them."""
+        """The numbers of the pieces of a text, followed by END."""
         return [number for word in words_of(text) for number in self._encode_word(word)] + [END]
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text that the numbers up to END stand for."""
+        """The text of the numbers up to END."""
         pieces = []
         for number in numbers:
             if number == END:
@@ -55,7 +55,7 @@ class Vocabulary:
         return self._known_words[word]
 
     def _pieces_of(self, word: str) -> Iterator[int]:
-        """The longest piece that the word begins with, and so on with the rest of it."""
+        """The longest piece that the word begins with, then the same for the rest of it."""
         while word:
             starts = (word[:length] for length in range(min(self._longest, len(word)), 0, -1))
             piece = next((start for start in starts if start in self._numbers), word[0])
@@ -72,7 +72,7 @@ class Vocabulary:
     def from_json(cls, text: str) -> Vocabulary:
         pieces = json.loads(text)
         if not isinstance(pieces, list) or not pieces or not all(map(is_text, pieces)):
-            raise ValueError("this is not a list of pieces of words")
+            raise ValueError("not a JSON list of subwords")
         return cls(pieces)
 
 
@@ -81,9 +81,9 @@ def is_text(piece: object) -> bool:
 
 
 def learn(lines: Iterable[str], size: int) -> Vocabulary:
-    """The vocabulary of at most `size` numbers that serves these lines best.
+    """Learns a vocabulary of at most `size` numbers from these lines.
 
-    All letters are in it, even if there are more of them than `size`.
+    It contains all letters, even if there are more of them than `size`.
     """
     counts = Counter(word for line in lines for word in words_of(line))
     words = {word: list(word) for word in counts}
@@ -112,7 +112,7 @@ def count_pairs(
     pairs: Counter[Pair],
     places: defaultdict[Pair, set[str]],
 ) -> None:
-    """Adds the neighbours within one word to `pairs`, or takes them away again."""
+    """Adds the pairs of neighbours in one word to `pairs`, or removes them."""
     for pair in pairwise(pieces):
         pairs[pair] += count
         places[pair].add(word)

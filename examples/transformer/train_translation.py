@@ -3,8 +3,8 @@
     python make_corpus.py --data_dir=corpus
     tarantella -n 2 --no-gpu -- train_translation.py --data_dir=corpus --model_dir=model
 
-It is trained as a `tnt.Model`. Sentences are translated on the master rank alone, by a plain Keras
-model that has the same layers.
+The model is trained as a `tnt.Model`. Only the master rank translates sentences, with a plain
+Keras model that has the same layers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from translate import translations
 
 import tarantella as tnt
 
-SAMPLE = 50  # so many sentences are translated after each epoch
+SAMPLE = 50  # sentences to translate after each epoch
 
 
 def main() -> None:
     args = parse_args()
-    # Only a first epoch can tell how many batches there are, and Keras wonders about that.
+    # The number of batches is known only after the first epoch, and Keras warns about that.
     warnings.filterwarnings("ignore", message="Your input ran out of data")
     keras.utils.set_random_seed(args.seed)
     train, validation, test = find_texts(args)
@@ -79,9 +79,9 @@ def main() -> None:
 def make_dataset(
     args: argparse.Namespace, text: Text, vocabulary: Vocabulary, shuffled: bool = False
 ) -> tf.data.Dataset:
-    """This rank's own batches with manual shards, or else the global ones, for Tarantella to split.
+    """This rank's batches with manual shards, otherwise the global ones, for Tarantella to split.
 
-    With shards of its own, a rank has 1/n of the sentences, and batches of 1/n of the tokens.
+    With manual shards, a rank has 1/n of the sentences, and batches of 1/n of the tokens.
     """
     number = tnt.get_size() if args.shards == "manual" else 1
     index = tnt.get_rank() if args.shards == "manual" else 0
@@ -94,7 +94,7 @@ def make_dataset(
 
 
 def agree_on_vocabulary(args: argparse.Namespace, train: Text) -> Vocabulary:
-    """One rank learns or reads the vocabulary, and all others get it from there."""
+    """The master rank learns or reads the vocabulary, and broadcasts it."""
     pieces = ""
     if tnt.is_master_rank():
         vocabulary = read_vocabulary(args) if args.vocabulary else learn_vocabulary(args, train)
@@ -103,7 +103,7 @@ def agree_on_vocabulary(args: argparse.Namespace, train: Text) -> Vocabulary:
             vocabulary.save(args.model_dir / "vocabulary.json")
         pieces = vocabulary.to_json()
     vocabulary = Vocabulary.from_json(tnt.broadcast(pieces))
-    say(f"vocabulary: {len(vocabulary)} pieces of words")
+    say(f"vocabulary: {len(vocabulary)} subwords")
     return vocabulary
 
 
@@ -119,7 +119,7 @@ def read_vocabulary(args: argparse.Namespace) -> Vocabulary:
 
 
 class ScoreTranslations(keras.callbacks.Callback):
-    """Translates some sentences after each epoch, and says how good that is."""
+    """Translates some sentences after each epoch, and prints their BLEU score."""
 
     def __init__(self, translator: Translator, vocabulary: Vocabulary, text: Text) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class ScoreTranslations(keras.callbacks.Callback):
 def bleu(
     translator: Translator, vocabulary: Vocabulary, text: Text, number: int | None = None
 ) -> float:
-    """How much the translations of the first sentences have in common with those of the text."""
+    """The BLEU score of translations of the first sentences of the text."""
     sources, references = zip(*list(text.pairs())[:number], strict=True)
     translated = translations(translator, vocabulary, sources)
     return corpus_bleu(translated, [[line.strip() for line in references]]).score
@@ -158,23 +158,28 @@ def parse_args() -> argparse.Namespace:
         usage="%(prog)s [options]", description="Train a Transformer to translate."
     )
     add = parser.add_argument
-    add("--data_dir", type=Path, default=Path("corpus"), help="with the text (default: corpus)")
-    add("--train", default="train", help="text to train with, without its ending (default: train)")
+    add(
+        "--data_dir",
+        type=Path,
+        default=Path("corpus"),
+        help="folder with the text (default: corpus)",
+    )
+    add("--train", default="train", help="training text, without extension (default: train)")
     add("--validation", default="newstest2013", help="default: newstest2013")
     add("--test", default="newstest2014", help="default: newstest2014")
-    add("--source_language", default="en", help="ending of files to translate (default: en)")
-    add("--target_language", default="de", help="ending of their translations (default: de)")
+    add("--source_language", default="en", help="extension of the source files (default: en)")
+    add("--target_language", default="de", help="extension of the translations (default: de)")
     add("--model_dir", type=Path, help="where to save model and vocabulary (default: nowhere)")
     add("--model_size", choices=SIZES, default="tiny", help="default: tiny")
     add("--tokens_per_batch", type=at_least(1), default=1024, help="of all ranks (default: 1024)")
     add("--train_epochs", type=at_least(1), default=3, help="default: 3")
     add(
-        "--max_length", type=at_least(1), default=40, help="most tokens of a sentence (default: 40)"
+        "--max_length", type=at_least(1), default=40, help="most tokens in a sentence (default: 40)"
     )
-    add("--vocabulary_size", type=at_least(1), default=400, help="most pieces (default: 400)")
+    add("--vocabulary_size", type=at_least(1), default=400, help="most subwords (default: 400)")
     add("--vocabulary", type=Path, help="file with a vocabulary (default: learned from the text)")
-    add("--learning_rate", type=positive, default=0.004, help="the highest (default: 0.004)")
-    add("--warmup_steps", type=at_least(1), default=100, help="until it is reached (default: 100)")
+    add("--learning_rate", type=positive, default=0.004, help="its peak (default: 0.004)")
+    add("--warmup_steps", type=at_least(1), default=100, help="steps to the peak (default: 100)")
     add("--dropout", type=fraction, default=0.0, help="default: 0")
     add("--shards", choices=("manual", "automatic"), default="manual", help="default: manual")
     add("--shuffle_buffer", type=at_least(1), default=100_000, help="pairs (default: 100000)")
@@ -190,12 +195,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
+    def integer(text: str) -> int:
         if not text.isdecimal() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {smallest} up")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {smallest}")
         return int(text)
 
-    return whole_number
+    return integer
 
 
 def positive(text: str) -> float:

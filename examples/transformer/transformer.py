@@ -1,6 +1,6 @@
-"""The Transformer (Vaswani and others, 2017), from Keras layers, and how it translates.
+"""The Transformer (Vaswani et al., 2017) made of Keras layers, and how it translates.
 
-Nothing in here knows of ranks: it is all plain Keras.
+Nothing here depends on ranks: it is all plain Keras.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SIZES = {
 
 
 def transformer(size: Size, vocabulary_size: int, dropout: float) -> keras.Model:
-    """A model that knows the source sentence, and at each token of the target guesses the next.
+    """A model that predicts each next token of the target from the source sentence.
 
-    Inputs are numbers of tokens, of shape (sentences, length); 0 is padding. Outputs are logits.
+    Inputs are token numbers of shape (sentences, length); 0 is padding. Outputs are logits.
     """
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
@@ -61,7 +61,7 @@ def make_decoder(size: Size, dropout: float) -> keras.Model:
     source = keras.Input((None,), dtype="int32")
     hidden = keras.layers.Dropout(dropout)(vectors)
     for _ in range(size.layers):
-        # A token sees only those before it, and so none of the padding at the end.
+        # A token attends only to those before it, so never to the padding at the end.
         hidden = attend(hidden, None, size, dropout, use_causal_mask=True)
         hidden = attend(hidden, encoded, size, dropout, attention_mask=no_padding(source))
         hidden = think(hidden, size, dropout)
@@ -70,12 +70,12 @@ def make_decoder(size: Size, dropout: float) -> keras.Model:
 
 
 def no_padding(source: Any) -> Any:
-    """Which tokens may be looked at, the same for all that look."""
+    """The attention mask: which tokens to attend to, the same for all queries."""
     return ops.expand_dims(ops.not_equal(source, PADDING), 1)
 
 
 def attend(hidden: Any, memory: Any, size: Size, dropout: float, **masks: Any) -> Any:
-    """Each token looks at those of the memory, or of its own sentence if there is none."""
+    """Attention of each token to the memory, or to its own sentence if there is none."""
     query = keras.layers.LayerNormalization()(hidden)
     attention = keras.layers.MultiHeadAttention(
         size.heads, size.width // size.heads, dropout=dropout
@@ -85,7 +85,7 @@ def attend(hidden: Any, memory: Any, size: Size, dropout: float, **masks: Any) -
 
 
 def think(hidden: Any, size: Size, dropout: float) -> Any:
-    """Two dense layers for each token by itself."""
+    """The feed-forward block: two dense layers for each token separately."""
     inner = keras.layers.LayerNormalization()(hidden)
     inner = keras.layers.Dense(size.inner_width, activation="relu")(inner)
     inner = keras.layers.Dense(size.width)(inner)
@@ -94,7 +94,7 @@ def think(hidden: Any, size: Size, dropout: float) -> Any:
 
 @keras.saving.register_keras_serializable("transformer")
 class TokenEmbedding(keras.layers.Layer):
-    """Vectors for tokens, with their positions; in reverse, logits of tokens for vectors.
+    """Tokens to vectors, with their positions; in reverse, vectors to logits of tokens.
 
     Both directions, and both languages, use the same weights.
     """
@@ -123,7 +123,7 @@ class TokenEmbedding(keras.layers.Layer):
 
 
 def positions(length: Any, width: int, dtype: str) -> Any:
-    """Sines and cosines of many wave lengths, which tell positions and distances apart."""
+    """Sines and cosines of many wavelengths, which encode positions."""
     places = ops.expand_dims(ops.cast(ops.arange(length), dtype), 1)
     exponents = ops.arange(width // 2, dtype=dtype) / (width // 2)
     frequencies = ops.exp(-math.log(10_000) * exponents)
@@ -132,10 +132,10 @@ def positions(length: Any, width: int, dtype: str) -> Any:
 
 
 class Translator(keras.Model):
-    """Translates with the layers of a trained transformer, and always with its present weights.
+    """Translates with the layers of a transformer, and always with its current weights.
 
     `predict` takes source sentences as the transformer does, and returns the tokens of their
-    translations. Of all tokens that may come next, it takes the one that is most likely.
+    translations. Decoding is greedy: it always takes the most likely next token.
     """
 
     def __init__(self, trained: keras.Model, max_length: int) -> None:

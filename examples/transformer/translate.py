@@ -1,8 +1,8 @@
-"""Translates what it reads, one sentence a line, with a model that `train_translation.py` saved.
+"""Translates its input, one sentence per line, with a model saved by `train_translation.py`.
 
     python translate.py --model_dir=model < corpus/newstest2014.en > translated.de
 
-There is no Tarantella in here: what was saved is a plain Keras model.
+It does not need Tarantella: the saved model is a plain Keras model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def translations(translator: Translator, vocabulary: Vocabulary, lines: Sequence[str]) -> list[str]:
-    """The lines in the other language; what is too long for the translator is cut off."""
+    """The translated lines; lines that are too long for the translator are cut off."""
     encoded = [vocabulary.encode(line) for line in lines]
     sources = padded(encoded, min(translator.max_length, max(map(len, encoded))))
     tokens = translator.predict(sources, verbose=0)
@@ -42,11 +42,13 @@ def parse_args() -> argparse.Namespace:
         usage="%(prog)s [options] < TEXT", description="Translate with a trained Transformer."
     )
     add = parser.add_argument
-    add("--model_dir", type=Path, default=Path("model"), help="where it is (default: model)")
-    add("--max_length", type=int, default=40, help="most tokens of a sentence (default: 40)")
+    add(
+        "--model_dir", type=Path, default=Path("model"), help="folder of the model (default: model)"
+    )
+    add("--max_length", type=int, default=40, help="most tokens in a sentence (default: 40)")
     args = parser.parse_args()
     if args.max_length < 1:
-        sys.exit(f"translate.py: --max_length {args.max_length}: it has to be 1 or more")
+        sys.exit(f"translate.py: --max_length {args.max_length}: it must be at least 1")
     for name in ("transformer.keras", "vocabulary.json"):
         if not (args.model_dir / name).is_file():
             sys.exit(f"translate.py: --model_dir {args.model_dir}: there is no {name} in it")

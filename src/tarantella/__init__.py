@@ -1,7 +1,7 @@
-"""Distributed training for Keras on TensorFlow, in two more lines.
+"""Distributed training for Keras on TensorFlow, with two more lines.
 
-Importing it starts the communication between the ranks. Everything that needs Keras is loaded
-when it is first used.
+The import starts the communication between the ranks. Everything that needs Keras is loaded on
+first use.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tarantella.errors import VersionError
 from tarantella.runtime import ending, launcher, versions
 
 if launcher.is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Ctrl+C ends the command at once until it is loaded, and handles signals itself: Python can
-    # lose a KeyboardInterrupt while it imports modules.
+    # Ctrl+C ends the command at once until it is loaded and handles signals itself: Python can lose
+    # a KeyboardInterrupt during an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 try:
     versions.check_python()
 except VersionError:
-    ending.install()  # shows the message, and no traceback
+    ending.install()  # shows the message without a traceback
     raise
 
 from tarantella.runtime import devices, imports
@@ -67,14 +67,14 @@ _HOME = {
 }
 
 _MODULES = {
-    "callbacks": "tarantella.keras.callbacks",  # as earlier versions call it
+    "callbacks": "tarantella.keras.callbacks",  # its name in earlier versions
     "keras": "tarantella.keras",
     "models": "tarantella.models",
-    "optimizers": "tarantella.keras.optimizers",  # as earlier versions call it
+    "optimizers": "tarantella.keras.optimizers",  # its name in earlier versions
 }
 
 
-if not TYPE_CHECKING:  # whoever checks types would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
@@ -91,10 +91,10 @@ def __dir__() -> list[str]:
 
 
 def init(devices_per_node: int | None = None) -> None:
-    """Does nothing: importing Tarantella has started it. Scripts for earlier versions call this.
+    """Does nothing: the import has started Tarantella. Scripts for earlier versions call it.
 
     Args:
-        devices_per_node: Not used: the command says how many ranks there are.
+        devices_per_node: Ignored: the command sets the number of ranks.
     """
 
 

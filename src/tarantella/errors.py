@@ -1,15 +1,15 @@
-"""The errors a user can meet, each with a message that says what to do."""
+"""The errors that users see, each with a message that says what to do."""
 
 
 class TarantellaError(Exception):
-    """Base of every error that Tarantella raises on purpose."""
+    """Base class of all errors that Tarantella raises."""
 
-    # From a tf.function, TensorFlow raises an error of its own instead, unless told not to.
+    # Without this, TensorFlow replaces errors raised in a tf.function by its own.
     ag_pass_through = True
 
 
 class InputError(TarantellaError, ValueError):
-    """Something the user passed in cannot work; the message names it and the way out."""
+    """The user passed something that cannot work; the message names it and the solution."""
 
 
 class MismatchError(TarantellaError, RuntimeError):

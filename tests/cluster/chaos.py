@@ -1,12 +1,12 @@
-"""Runs on two hosts, each with a fault at a random time, and what has to come of them.
+"""Runs on two hosts, each with a fault at a random time, and checks how they end.
 
     python tests/cluster/chaos.py --runs 100
 
-Each run trains a small model and backs it up. In the middle of it a rank is killed, stopped or runs
-out of memory, a cable is cut, a disk is full, or the command is asked to end. Then the run has to
-end in time, with the status and the message that belong to the fault. Nothing may be left behind,
-the backup has to load, and the training, once started again, has to end with the weights of an
-undisturbed run, bit for bit.
+Each run trains a small model with backups. Meanwhile a rank is killed, stopped or runs out of
+memory, a cable is cut, a disk is full, or the command is told to end. Then the run has to end in
+time, with the status and the message for the fault. It must leave nothing behind, the backup has to
+load, and the training, once restarted, has to end with the weights of an undisturbed run, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from commands import Cluster
 from testbed import Testbed, child_of, what_is_missing
 
-LIMIT = 180  # seconds for a run and its restarts, on a machine that is busy with other things
+LIMIT = 180  # seconds for a run and its restarts, on a busy machine
 SECONDS_TO_END = 30  # for processes on a host that was cut off
 DISK = "8m"
 HOSTS = ("node1", "node2")
@@ -80,11 +80,11 @@ class Fault:
     """Something that goes wrong.
 
     Attributes:
-        name: what it is called
-        status: the exit status of a run that is not started again
-        report: what the command says, with {rank} and {host}
-        early: what it says instead if no rank has started yet, with exit status 2
-        of_command: whether the command itself is asked to end, and starts nothing again
+        name: its name
+        status: the exit status of a run without restarts
+        report: the message of the command, with {rank} and {host}
+        early: its message if no rank has started yet, with exit status 2
+        of_command: whether the command itself is told to end, and does not restart
     """
 
     name: str
@@ -118,15 +118,15 @@ FAULTS = (
 
 @dataclass
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         fault: what went wrong
         when: how many seconds after the start
-        restarts: whether the command was to start it again
-        took: how many seconds it took until the end
+        restarts: whether the command was to restart it
+        took: how many seconds the run took
+        late: whether the run had ended before the fault
         problems: what was not as it should be
-        late: whether the run had ended before
     """
 
     fault: Fault
@@ -138,11 +138,11 @@ class Result:
 
 
 class Chaos:
-    """Two hosts, and a disk that only the first one has.
+    """Two hosts, and a disk on the first one.
 
     Args:
         cluster: The hosts.
-        seed: Of the times and places at which faults happen.
+        seed: Determines when and where faults happen.
     """
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
@@ -156,11 +156,11 @@ class Chaos:
         self._usual = 0.0
 
     def close(self) -> None:
-        """Takes the disk away."""
+        """Unmounts the disk."""
         self._cluster["node1"].run("umount", str(self._disk))
 
     def undisturbed(self) -> None:
-        """Trains without a fault: what all others are compared with."""
+        """Trains without a fault, to compare all others with."""
         began = time.monotonic()
         process = self._start()
         _, errors = process.communicate(timeout=LIMIT)
@@ -180,7 +180,7 @@ class Chaos:
         heard = _Listener(process, self._repair)
         time.sleep(when)
         try:
-            with suppress(FileNotFoundError):  # the run has ended before
+            with suppress(FileNotFoundError):  # the run has ended already
                 self._cause(fault, rank, process)
             status = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -198,10 +198,10 @@ class Chaos:
         if status != expected:
             result.problems.append(f"status {status}, not {expected}: {said}")
         if report is None and not result.late:
-            result.problems.append(f"no report of it: {said}")
+            result.problems.append(f"not reported: {said}")
         self._look_for_leftovers(result.problems)
         if status:
-            self._go_on(result.problems)
+            self._resume(result.problems)
         self._compare(result.problems)
         return result
 
@@ -223,7 +223,7 @@ class Chaos:
         causes.get(fault.name, lambda: (tell.write_text(fault.name), None)[1])()
 
     def _signal(self, rank: int, number: int, process: subprocess.Popen[str]) -> None:
-        """Sends a signal to a rank's program, as soon as there is one."""
+        """Sends a signal to a rank's program, as soon as it runs."""
         while process.poll() is None:
             for each in self._cluster[HOSTS[rank]].processes():
                 if "launch.script" in each.command and "supervisor" not in each.command:
@@ -235,7 +235,7 @@ class Chaos:
         self._cluster["node1"].run("sh", "-c", command, check=False, cwd=self._disk)
 
     def _repair(self) -> None:
-        """What a user does before a run is started again."""
+        """Does what a user does before a restart."""
         self._cluster["node2"].cut(False)
         self._fill("rm -f filler")
         for rank in range(2):
@@ -249,15 +249,15 @@ class Chaos:
             for node in self._cluster.nodes:
                 node.wipe()
 
-    def _go_on(self, problems: list[str]) -> None:
-        """Starts a run again that has failed, with the backup that it has left."""
+    def _resume(self, problems: list[str]) -> None:
+        """Restarts a failed run from its backup."""
         files = self._cluster["node1"].run("find", str(self._disk), "-type", "f").stdout.split()
         if [file for file in files if ".saving-" in file]:
             problems.append(f"unfinished files are left: {files}")
         process = self._start()
         _, errors = process.communicate(timeout=LIMIT)
         if process.returncode:
-            problems.append(f"cannot go on: {errors}")
+            problems.append(f"cannot resume: {errors}")
 
     def _compare(self, problems: list[str]) -> None:
         try:
@@ -276,7 +276,7 @@ class Chaos:
 
 
 class _Listener:
-    """Reads what the command says, and has the damage repaired once it says what has failed."""
+    """Reads the messages of the command, and repairs the damage once it reports the failure."""
 
     def __init__(self, process: subprocess.Popen[str], repair: Callable[[], None]) -> None:
         self._lines: list[str] = []
@@ -298,9 +298,9 @@ class _Listener:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The figures by kind of fault, in Markdown."""
+    """The figures for each kind of fault, in Markdown."""
     lines = [
-        "| fault | runs | as it should be | seconds to the end, median (longest) |",
+        "| fault | runs | passed | seconds to the end, median (longest) |",
         "| --- | --- | --- | --- |",
     ]
     for fault in FAULTS:
@@ -317,8 +317,10 @@ def table(results: Sequence[Result]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=100, help="how many (100)")
-    parser.add_argument("--seed", type=int, default=0, help="another one: other times and places")
+    parser.add_argument("--runs", type=int, default=100, help="number of runs (100)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="determines when and where faults happen (0)"
+    )
     parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], help="only this one")
     options = parser.parse_args(arguments)
     if missing := what_is_missing():
@@ -330,7 +332,7 @@ def main(arguments: Sequence[str]) -> int:
         chaos = Chaos(Cluster(testbed, Path(folder)), options.seed)
         chaos.undisturbed()
         for number in range(options.runs):
-            # Each kind as often with a restart by the command as without.
+            # For each kind, the command restarts half of the runs.
             fault, restarts = faults[number % len(faults)], number // len(faults) % 2 == 0
             result = chaos.run(fault, restarts)
             results.append(result)

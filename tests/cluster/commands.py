@@ -18,7 +18,7 @@ class Cluster:
 
     Args:
         testbed: The hosts.
-        folder: What they share.
+        folder: The shared folder.
     """
 
     def __init__(self, testbed: Testbed, folder: Path) -> None:
@@ -43,7 +43,7 @@ class Cluster:
         return str(path)
 
     def command(self, *arguments: str, hosts: tuple[str, ...] = ("node1", "node2")) -> list[str]:
-        """The command on some hosts, on their CPUs."""
+        """The command line for some hosts, on their CPUs."""
         return [*COMMAND, "--hostfile", self.hostfile(*hosts), "--no-gpu", *arguments]
 
     def run(
@@ -66,7 +66,7 @@ class Cluster:
         return self.nodes[0].start(*command, **{"cwd": self.folder, **pipes, **settings})
 
     def left(self) -> dict[str, list[Any]]:
-        """What runs on the hosts, and what was left in their folders for temporary files."""
+        """The processes on the hosts, and the files left in their temporary folders."""
         left: dict[str, list[Any]] = {}
         for node in self.nodes:
             found = [*node.processes(), *node.leftovers()]
@@ -75,7 +75,7 @@ class Cluster:
         return left
 
     def wait_for_end(self, seconds: float) -> None:
-        """Until nothing runs on the hosts any more, or the time is up."""
+        """Waits until nothing runs on the hosts any more, or the time is up."""
         deadline = time.monotonic() + seconds
         while any(node.processes() for node in self.nodes) and time.monotonic() < deadline:
             time.sleep(0.1)

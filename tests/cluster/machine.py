@@ -1,7 +1,7 @@
-"""The first process of a host of the testbed, inside of its namespaces: sets it up, and waits.
+"""The first process of a host of the testbed, inside its namespaces: sets the host up, and waits.
 
-Everything that runs on the host runs in its process namespace, and ends with this process, which
-ends when its standard input does: with the testbed, however that ends. Standard library only.
+Everything on the host runs in its process namespace, and ends with this process. This process ends
+when its standard input is closed, so with the testbed, however that ends. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-OWN_FOLDERS = ("/dev/shm", "/run", "/tmp", "/var/tmp")  # not those of the machine around
+OWN_FOLDERS = ("/dev/shm", "/run", "/tmp", "/var/tmp")  # separate from those of the machine
 
 
 def main(text: str) -> None:
@@ -24,7 +24,7 @@ def main(text: str) -> None:
     threading.Thread(target=end_with_testbed, daemon=True).start()
     socket.sethostname(settings["name"])
     run("mount", "-t", "proc", "proc", "/proc")
-    run("mount", "-t", "sysfs", "sysfs", "/sys")  # which shows the interfaces of this host only
+    run("mount", "-t", "sysfs", "sysfs", "/sys")  # shows only the interfaces of this host
     shared = {path: os.open(path, os.O_PATH) for path in settings["shared"]}
     for folder in OWN_FOLDERS:
         run("mount", "-t", "tmpfs", "tmpfs", folder)
@@ -41,7 +41,7 @@ def main(text: str) -> None:
     os.write(1, b"ready\n")
     while True:
         try:
-            os.wait()  # whoever has lost its parent is a child of this process
+            os.wait()  # orphans become children of this process
         except ChildProcessError:
             signal.pause()
 

@@ -1,8 +1,8 @@
 """A small Slurm cluster on the hosts of a testbed.
 
-The first host has the controller, every host has a daemon for its jobs, and all of them have one
-partition. Nothing is installed into the machine around, and all of it is gone with the testbed. It
-needs root, and the programs of Debian's slurmctld, slurmd, slurm-client and munge.
+The first host runs the controller, every host runs a daemon for its jobs, and all are in one
+partition. Nothing is installed on the machine, and everything disappears with the testbed. It
+needs root, and Debian's packages slurmctld, slurmd, slurm-client and munge.
 
     python tests/cluster/slurm.py 3
 
@@ -32,8 +32,8 @@ from testbed import what_is_missing as what_testbed_misses
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PROGRAMS = (*DAEMONS, "salloc", "sbatch", "scancel", "scontrol", "sinfo", "srun")
 
-# Without cgroups, which hosts of a testbed do not have: processes are told apart by their parents,
-# and bound to their cores by the affinity that they start with.
+# The hosts of a testbed have no cgroups: Slurm tracks processes by their parents, and binds them to
+# cores by the affinity they start with.
 CONFIGURATION = """\
 ClusterName=testbed
 SlurmctldHost={controller}
@@ -60,7 +60,7 @@ PartitionName=all Nodes={nodes} Default=YES MaxTime=30 OverSubscribe=NO State=UP
 
 
 def what_is_missing() -> str:
-    """Why there can be no Slurm here; empty if there can."""
+    """Why Slurm cannot run here; empty if it can."""
     missing = [program for program in PROGRAMS if _which(program) is None]
     return what_testbed_misses() or (f"Slurm needs {', '.join(missing)}" if missing else "")
 
@@ -70,9 +70,9 @@ class Job:
     """A batch job.
 
     Attributes:
-        number: what Slurm calls it
+        number: Slurm's job number
         folder: where its script and its output are
-        front: a host that knows Slurm
+        front: a host with Slurm's commands
     """
 
     number: str
@@ -81,14 +81,14 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """Its output so far."""
         return _read(self.folder / "output")
 
     def cancel(self) -> None:
         self.front.run("scancel", self.number)
 
     def wait(self, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
-        """Its exit status, 128 and more for a signal, and what it has printed, when it has ended.
+        """Waits for its end; returns its exit status, above 128 for a signal, and its output.
 
         Args:
             limit: How many seconds to wait.
@@ -117,7 +117,7 @@ class Slurm:
 
     Args:
         testbed: The hosts.
-        task_plugin: What binds processes to cores; `task/none` leaves them all cores.
+        task_plugin: What binds processes to cores; with `task/none`, they may use all cores.
 
     Example:
         >>> with Testbed(2) as testbed, Slurm(testbed) as slurm:
@@ -151,7 +151,7 @@ class Slurm:
 
     @property
     def front(self) -> Node:
-        """The host from which jobs are submitted; its `run` knows srun, salloc and all the rest."""
+        """The host from which jobs are submitted; its `run` has srun, salloc and all the rest."""
         return self._testbed.nodes[0]
 
     def batch(
@@ -161,9 +161,9 @@ class Slurm:
 
         Args:
             script: What the first host of the allocation runs with bash.
-            options: Those of sbatch, like `--nodes=2`.
+            options: Options of sbatch, like `--nodes=2`.
             limit: How many seconds to wait.
-            settings: Those of `Node.run`, like `env` and `cwd`.
+            settings: Arguments of `Node.run`, like `env` and `cwd`.
 
         Returns:
             The exit status, standard output and standard error of the job.
@@ -179,7 +179,7 @@ class Slurm:
         return Job(self.front.run(*command, **settings).stdout.strip(), folder, self.front)
 
     def processes(self, node: Node) -> list[Process]:
-        """What runs on a host, besides what the testbed and Slurm itself have started."""
+        """The processes on a host, except those of the testbed and of Slurm itself."""
         own = (*DAEMONS, "slurmstepd")
         return [each for each in node.processes() if not any(name in each.command for name in own)]
 
@@ -188,7 +188,7 @@ class Slurm:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(64))
         (self.folder / "etc").mkdir()
-        # A daemon looks for cgroups if it is not told which, even where nothing uses them.
+        # Unless it is told which, a daemon looks for cgroups, even if nothing uses them.
         (self.folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.folder / "etc" / "slurm.conf").write_text(
             CONFIGURATION.format(

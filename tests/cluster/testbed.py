@@ -1,9 +1,9 @@
-"""Several hosts on one machine: network namespaces joined by a bridge, with an sshd each.
+"""Several hosts on one machine: network namespaces connected by a bridge, each with an sshd.
 
 Each host has its own name, network, processes, /dev/shm, /tmp and /run, and shares all other files
-with the others, as hosts of a cluster share a file system. Nothing outside of the namespaces is
-changed, and all of it is gone when the process that has made it is, however that ends. It needs
-root, and the programs of Debian's openssh-server, openssh-client, iproute2, procps and util-linux.
+with the others, as hosts of a cluster share a file system. Nothing outside the namespaces changes,
+and they disappear with the process that created them, however it ends. It needs root, and Debian's
+packages openssh-server, openssh-client, iproute2, procps and util-linux.
 
     python tests/cluster/testbed.py 3
 
@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("unshare", "nsenter", "ip", "sshd", "ssh", "ssh-keygen", "mount", "pkill")
-LIMIT = 120  # seconds, for a machine that is busy with other things
+LIMIT = 120  # seconds, on a busy machine
 
 # A host has an interface in each of these networks.
 NETWORKS = ("10.77.0", "10.78.0")
@@ -47,7 +47,7 @@ MaxStartups 200
 LogLevel ERROR
 """
 
-# Under the other names it is the second host, but nobody listens there, or ssh does not trust it.
+# Two more names for the second host: with a port that nobody listens on, and without a known key.
 SSH = """\
 Host closed
   HostName node2
@@ -64,14 +64,14 @@ Host *
 
 
 def what_is_missing() -> str:
-    """Why there can be no testbed here; empty if there can."""
+    """Why the testbed cannot run here; empty if it can."""
     if os.geteuid() != 0:
         return "the testbed needs root"
     missing = [program for program in PROGRAMS if _which(program) is None]
     return f"the testbed needs {', '.join(missing)}" if missing else ""
 
 
-# Waits for the end of the testbed, however it comes, and removes its files.
+# Waits for the end of the testbed, however it ends, and removes its files.
 SWITCH = 'cat >/dev/null; rm -rf "$1"'
 
 
@@ -79,7 +79,7 @@ class Testbed:
     """Hosts `node1`, `node2` and so on, while the context lasts.
 
     Args:
-        count: How many hosts.
+        count: The number of hosts.
         shared: Folders under /tmp that all hosts share, besides this checkout and its Python.
 
     Example:
@@ -87,7 +87,7 @@ class Testbed:
         ...     testbed["node1"].run("ssh", "node2", "hostname")
     """
 
-    __test__ = False  # for pytest, which sees its name
+    __test__ = False  # pytest would take it for a test, by its name
 
     def __init__(self, count: int, shared: Sequence[Path] = ()) -> None:
         self.names = tuple(f"node{number}" for number in range(1, count + 1))
@@ -168,7 +168,7 @@ class Testbed:
 
 
 class _Namespaces:
-    """Namespaces that live as long as the process that was started in them."""
+    """Namespaces that exist as long as the process started in them."""
 
     def __init__(self, stack: ExitStack, command: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -201,7 +201,7 @@ class _Namespaces:
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a host, with its number there, and on the machine around."""
+    """A process on a host, with its number there, and on the machine."""
 
     pid: int
     outer_pid: int
@@ -223,7 +223,7 @@ class Node:
         self._switch = switch
 
     def command(self, *command: str) -> list[str]:
-        """What runs a command on this host."""
+        """The command line that runs a command on this host."""
         return ["nsenter", "--target", str(self.pid), "--all", "--", *command]
 
     def run(self, *command: str, check: bool = True, **settings: Any) -> Any:
@@ -237,13 +237,13 @@ class Node:
         return result
 
     def start(self, *command: str, **settings: Any) -> subprocess.Popen[str]:
-        """Starts a command on this host; `child_of` knows its process."""
+        """Starts a command on this host; `child_of` returns its process."""
         environ = settings.pop("env", None)
         command = (*_in(settings.pop("cwd", None), environ), *command)
         return subprocess.Popen(self.command(*command), text=True, **settings)
 
     def processes(self) -> list[Process]:
-        """What runs on this host, besides what the testbed has started."""
+        """The processes on this host, except those that the testbed has started."""
         mine = Path(f"/proc/{self.pid}/ns/pid").readlink()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -253,12 +253,12 @@ class Node:
         return [each for each in found if each.pid != 1 and "sshd" not in each.command]
 
     def leftovers(self) -> list[str]:
-        """The files in the folders for temporary ones."""
+        """The files in the temporary folders."""
         listed = self.run("find", "/tmp", "/dev/shm", "/var/tmp", "-xdev", "-type", "f").stdout
         return str(listed).splitlines()
 
     def wipe(self) -> None:
-        """Ends what runs on this host, and removes what was left in its folders."""
+        """Kills all processes on this host, and removes the files in its temporary folders."""
         for process in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(process.outer_pid, signal.SIGKILL)
@@ -270,29 +270,29 @@ class Node:
         self.run("mount", "--bind", str(self._empty), str(path))
 
     def show(self, path: Path) -> None:
-        """Reverses `hide`, and `replace`."""
+        """Undoes `hide` or `replace`."""
         self.run("umount", str(path))
 
     def replace(self, path: Path, other: Path) -> None:
-        """Puts another file, or folder, in the place of one on this host."""
+        """Replaces a file or folder by another on this host."""
         self.run("mount", "--bind", str(other), str(path))
 
     def refuse_key(self, refused: bool = True) -> None:
-        """Lets nobody in by ssh."""
+        """Refuses all ssh logins, or accepts them again."""
         if refused:
             self._keys.rename(self._keys.with_suffix(".refused"))
         else:
             self._keys.with_suffix(".refused").rename(self._keys)
 
     def cut(self, cut: bool = True, interfaces: Sequence[str] = ("eth0", "eth1")) -> None:
-        """Takes the cables out, or puts them in again."""
+        """Unplugs the network cables, or plugs them in again."""
         for interface in interfaces:
             state = "down" if cut else "up"
             self._switch.run("ip", "link", "set", f"{self.name}-{interface}", state)
 
 
 def child_of(pid: int) -> int:
-    """The one child of a process, as soon as there is one."""
+    """The only child of a process, as soon as there is one."""
     while True:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if children:
@@ -309,7 +309,7 @@ def _process(folder: Path) -> Process:
 
 
 def _in(cwd: Any, environ: dict[str, str] | None) -> list[str]:
-    """What runs a command in a folder, with variables in addition."""
+    """The prefix that runs a command in a folder, with additional variables."""
     folder = [] if cwd is None else [f"--chdir={cwd}"]
     variables = [f"{name}={value}" for name, value in (environ or {}).items()]
     return ["env", *folder, *variables] if folder or variables else []
@@ -331,8 +331,8 @@ def main(arguments: Sequence[str]) -> int:
     with Testbed(int(arguments[0]) if arguments else 2) as testbed:
         hosts = testbed.folder / "hostfile"
         hosts.write_text("\n".join(testbed.names) + "\n")
-        print(f"This is {testbed.names[0]}, of {', '.join(testbed.names)}. They share all files, "
-              "but have a /tmp of their own. `exit` ends them all. Try:\n"
+        print(f"This is {testbed.names[0]}, of {', '.join(testbed.names)}. They share all files "
+              "except those in /tmp. `exit` ends them all. Try:\n"
               f"  tarantella --hostfile {hosts} --no-gpu -- examples/lenet5.py")  # fmt: skip
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         shell = _in(ROOT, {"PATH": path, "PS1": r"\h:\w\$ "})

@@ -1,4 +1,4 @@
-"""What a reader of the documentation does: type a command, and look at what it says."""
+"""Does what a reader of the documentation does: types a command, and looks at its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def reader_environment() -> dict[str, str]:
-    """The tested Python's commands come first, and nothing of the test's own run is inherited."""
+    """The commands of the tested Python come first; nothing of the test run is inherited."""
     bin_folder = Path(sys.executable).parent
     if not (bin_folder / "tarantella").exists():
         pytest.fail(f"no `tarantella` in {bin_folder}: `make test` installs it", pytrace=False)
@@ -37,7 +37,7 @@ def reader_environment() -> dict[str, str]:
 
 @pytest.fixture
 def shell(reader_environment: dict[str, str], tmp_path: Path) -> Callable[..., Finished]:
-    """Runs a command line in bash, in a folder of its own unless told otherwise."""
+    """Runs a command line in bash, by default in a new folder."""
 
     def run(command: str, cwd: Path = tmp_path, timeout: float = 240, **env: str) -> Finished:
         process = subprocess.Popen(
@@ -48,7 +48,7 @@ def shell(reader_environment: dict[str, str], tmp_path: Path) -> Callable[..., F
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # so that whatever it started can be ended with it
+            start_new_session=True,  # so that its child processes can be ended with it
         )
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -63,7 +63,7 @@ def shell(reader_environment: dict[str, str], tmp_path: Path) -> Callable[..., F
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Two hosts, for commands with a hostfile and for jobs."""
+    """Two hosts, for commands with a hostfile, and for jobs."""
     if what_is_missing():
         pytest.skip(what_is_missing())
     with Testbed(2, shared=[tmp_path_factory.getbasetemp()]) as testbed:
@@ -72,7 +72,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def printed_on_two_ranks(reader_environment: dict[str, str]) -> Callable[..., str]:
-    """Runs a script in a folder, and returns what both ranks print, each line with its rank."""
+    """Runs a script in a folder, and returns the output of both ranks, with the rank in front."""
 
     def run(folder: Path, *script: str, timeout: float) -> str:
         command = ["tarantella", "-n", "2", "--no-gpu", "--output-on-all-devices", "--", *script]

@@ -1,4 +1,4 @@
-"""The examples run as their readers run them, and reach what they promise."""
+"""The examples run the way readers run them, and reach what they promise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mnist_look_alike() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def lenet5() -> ModuleType:
-    """The example as a module, for what does not need a run of its own."""
+    """The example as a module, for tests that need no separate run."""
     spec = spec_from_file_location("lenet5", LENET5)
     assert spec
     assert spec.loader
@@ -50,7 +50,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def example(shell: Shell, tmp_path: Path) -> Shell:
-    """Runs a command of the page about the examples, and returns what it prints."""
+    """Runs a command from the page about the examples, and returns its output."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
 
     def run(command: str, **env: str) -> str:
@@ -97,13 +97,13 @@ def test_lenet5_reads_the_idx_files_of_mnist(lenet5: ModuleType, tmp_path: Path)
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--batch_size=0", "--batch_size: '0' is not a whole number from 1 up"),
-        ("--number_epochs=1.5", "--number_epochs: '1.5' is not a whole number from 1 up"),
+        ("--batch_size=0", "--batch_size: '0' is not an integer of at least 1"),
+        ("--number_epochs=1.5", "--number_epochs: '1.5' is not an integer of at least 1"),
         ("--learning_rate=fast", "--learning_rate: 'fast' is not a number above 0"),
-        ("--train_size=1800", "--train_size 1800 and --val_size 149 cannot be had"),
-        ("--val_size=1497", "--train_size 0 and --val_size 1497 cannot be had"),
+        ("--train_size=1800", "--train_size 1800 and --val_size 149 do not fit"),
+        ("--val_size=1497", "--train_size 0 and --val_size 1497 do not fit"),
         ("--test_size=301", "--test_size 301: the digits data has 300 images to test with"),
-        ("--data_dir=nowhere", "--data_dir nowhere: neither mnist.npz nor"),
+        ("--data_dir=nowhere", "--data_dir nowhere: it has neither mnist.npz nor"),
         ("--batchsize=3", "unrecognized arguments: --batchsize=3"),
     ],
 )

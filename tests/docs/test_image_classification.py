@@ -1,7 +1,7 @@
-"""The example of image classification does what its README says, and prepares images as it should.
+"""The image classification example does what its README says, and prepares images correctly.
 
-Most of it runs in this process, and with the smallest model; the commands of the README are run as
-they stand, but for hosts and data that are not here.
+Most tests run in this process, with the smallest model; the commands of the README run as they
+are, except for hosts and data that do not exist here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from PIL import Image
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_classification"
 README = (EXAMPLE / "README.md").read_text()
-LIMIT = 600  # seconds, for a machine that is busy with other things
+LIMIT = 600  # seconds, on a busy machine
 TINY = "--model_arch=tiny --batch_size=64 --train_epochs=2 --num_classes=4"
 
-# Where the README has hosts and data of its reader, and work for GPUs.
+# Replaces the reader's hosts and data, and work for GPUs, in the commands of the README.
 HERE = {
     "--hostfile ./hostfile --devices-per-node 4": "-n 2 --no-gpu",
     "--data_dir=/data/imagenet": f"--data_dir=small/tfrecords {TINY}",
@@ -69,13 +69,13 @@ def folder(module: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def finished() -> dict[str, Any]:
-    """What the commands have printed that were run already."""
+    """The output of the commands that have run already."""
     return {}
 
 
 @pytest.fixture
 def readme(shell: Shell, folder: Path, finished: dict[str, Any]) -> Callable[..., str]:
-    """Runs the one command of the README that has some words in it, and returns its output."""
+    """Runs the one command of the README that contains some words, and returns its output."""
 
     def run(*words: str, model: str = "resnet50") -> str:
         (line,) = [line for line in commands() if all(word in line for word in words)]
@@ -100,7 +100,7 @@ def program(
     """Runs the program in this process, with some options, and returns its output."""
 
     def run(options: str) -> str:
-        capsys.readouterr()  # of runs before
+        capsys.readouterr()  # of earlier runs
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.argv", ["train_imagenet_main.py", *options.split()])
         module("train_imagenet_main").main()
@@ -151,7 +151,7 @@ def test_learns_on_two_ranks_from_folders(readme: Program) -> None:
 def test_serial_run_has_the_losses_of_two_ranks(readme: Program) -> None:
     outputs = readme("python train_imagenet_main.py"), readme("-n 2", "small/tfrecords")
     one, two = (re.findall(r"loss: ([\d.]+)", output) for output in outputs)
-    assert len(one) == 6  # of training and of validation
+    assert len(one) == 6  # training and validation
     np.testing.assert_allclose(np.float64(one), np.float64(two), rtol=1e-3, atol=2e-4)
 
 
@@ -168,7 +168,7 @@ def test_model_dir_has_checkpoints_for_plain_keras_and_logs(readme: Program, fol
 
 @pytest.mark.parametrize("model", ["tiny", pytest.param("resnet50", marks=pytest.mark.long)])
 def test_command_of_the_tutorial_runs(model: str, readme: Callable[..., str]) -> None:
-    """With fewer and smaller images: CPUs would take an hour for all of them."""
+    """With fewer and smaller images: all of them would take an hour on CPUs."""
     output = readme("--synthetic_data", model=model)
     assert output.count("images: 64 train, 32 validate, of 1000 classes") == 1
     assert "Epoch 3/3" in output
@@ -180,7 +180,7 @@ def test_command_for_imagenet_runs(readme: Program) -> None:
     assert "Epoch 2/2" in output
 
 
-# Starting again
+# Resuming
 
 
 def test_run_that_is_started_again_goes_on(
@@ -228,8 +228,8 @@ def test_second_batch_is_profiled(program: Program, folder: Path) -> None:
     ("options", "message"),
     [
         ("", "one of the arguments --data_dir --synthetic_data is required"),
-        ("--synthetic_data --batch_size=0", "--batch_size: '0' is not a whole number from 1 up"),
-        ("--synthetic_data --image_size=31", "'31' is not a whole number from 32 up"),
+        ("--synthetic_data --batch_size=0", "--batch_size: '0' is not an integer of at least 1"),
+        ("--synthetic_data --image_size=31", "'31' is not an integer of at least 32"),
         ("--synthetic_data --base_learning_rate=fast", "'fast' is not a number above 0"),
         ("--synthetic_data --model_arch=lenet", "--model_arch: invalid choice: 'lenet'"),
         ("--synthetic_data --strategy=pipelining", "--strategy: invalid choice: 'pipelining'"),
@@ -254,7 +254,7 @@ def test_bad_option_is_explained(
 
 
 def loaded(module: Callable[[str], ModuleType], data_dir: Path, **options: Any) -> list[Any]:
-    """All samples of a dataset, and in how many batches they come."""
+    """All samples of a dataset, and the number of batches."""
     imagenet = module("imagenet")
     images = imagenet.find_images(data_dir)
     defaults = {"num_samples": 64, "batch_size": 24, "image_size": 32, "normalize": lambda x: x}
@@ -262,7 +262,7 @@ def loaded(module: Callable[[str], ModuleType], data_dir: Path, **options: Any) 
 
 
 def colour_of(image: np.ndarray) -> int:
-    """The class of an image of the small dataset, by what its pixels are most like."""
+    """The class of an image of the small dataset: the one closest to its pixels."""
     red, green, blue = (image[..., channel].astype(float) for channel in range(3))
     excess = [red - np.maximum(green, blue), green - np.maximum(red, blue), blue - red]
     yellow = np.minimum(red, green) - blue
@@ -275,7 +275,7 @@ def test_labels_belong_to_their_images(
 ) -> None:
     batches = loaded(module, folder / "small" / layout, dataset_type="validation")
     images, labels = (np.concatenate(column) for column in zip(*batches, strict=True))
-    assert sorted(set(labels)) == [0, 1, 2, 3]  # also of a part of the data
+    assert sorted(set(labels)) == [0, 1, 2, 3]  # even in a subset of the data
     right = [colour_of(image) == label for image, label in zip(images, labels, strict=True)]
     assert np.mean(right) > 0.9
 
@@ -315,7 +315,7 @@ def test_file_of_records_that_is_cut_off_is_named(
     whole = (folder / "small" / "tfrecords" / "train-00000-of-00004").read_bytes()
     (tmp_path / "train-00000-of-00001").write_bytes(whole[:-100])
     (tmp_path / "validation-00000-of-00001").write_bytes(whole)
-    with pytest.raises(SystemExit, match="train-00000-of-00001: not a file of TFRecords, or its"):
+    with pytest.raises(SystemExit, match="train-00000-of-00001: not a TFRecord file, or its"):
         module("imagenet").find_images(tmp_path)
 
 
@@ -379,7 +379,7 @@ def test_evaluation_sees_the_middle(
 
 
 def test_training_sees_parts_of_usual_size_and_shape(module: Callable[[str], ModuleType]) -> None:
-    """The colour of a pixel says where it is, so the corners say what was cut out."""
+    """The colour of a pixel encodes its position, so the corners tell which part was cropped."""
     import tensorflow as tf
 
     height, width = 200, 250
@@ -392,7 +392,7 @@ def test_training_sees_parts_of_usual_size_and_shape(module: Callable[[str], Mod
         assert seen.shape == (32, 32, 3)
         again = module("imagenet").for_training(picture, 32, seed).numpy()
         np.testing.assert_array_equal(seen, again)
-        # From the middle of one pixel to that of another, far from the borders.
+        # From the centre of one pixel to that of another, far from the borders.
         step_x, step_y = (seen[16, 24] - seen[16, 8])[0] / 16, (seen[24, 16] - seen[8, 16])[1] / 16
         areas.append(32 * abs(step_x) * 32 * step_y / (height * width))
         aspects.append(abs(step_x) / step_y)

@@ -1,7 +1,7 @@
 """The job scripts of the documentation, run as the schedulers would run them.
 
-Slurm is a real one. Of PBS and LSF there are the files and variables that they give to a job, and
-a `blaunch` that goes by ssh.
+Slurm is real. PBS and LSF are simulated by the files and variables that they give to a job, and
+by a `blaunch` that uses ssh.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ print("hosts:", *tnt.allgather(socket.gethostname()))
 """
 RESULT = "hosts: node1 node2\n"
 
-# As we call it, `blaunch -z HOST -no-shell COMMAND`, and as MPI's launcher does, for a shell over
-# there, `blaunch -n HOST COMMAND`.
+# We call `blaunch -z HOST -no-shell COMMAND`; MPI's launcher, which needs a shell on the host,
+# calls `blaunch -n HOST COMMAND`.
 BLAUNCH = """#!/bin/bash
 if [[ $1 == -z && $3 == -no-shell ]]; then
     exec ssh -o BatchMode=yes "$2" "$(printf '%q ' "${@:4}")"
@@ -43,7 +43,7 @@ fi
 
 
 def script_with(directive: str) -> str:
-    """The script of the page that has directives of a scheduler's."""
+    """The script on the page that has these directives."""
     [script] = [script for script in SCRIPTS if f"\n#{directive} " in script]
     return script
 
@@ -54,7 +54,7 @@ def test_there_is_a_script_for_each_scheduler() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the job runs."""
+    """The working directory of the job."""
     (tmp_path / "train.py").write_text(TRAIN)
     bin_folder = Path(sys.executable).parent
     path = f"{shlex.quote(str(bin_folder))}:{shlex.quote(str(tmp_path))}"

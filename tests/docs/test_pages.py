@@ -1,7 +1,7 @@
-"""What README and docs show works: every block is found and run, also those added later.
+"""Everything shown in the README and the docs works: the tests find and run every block.
 
-Job scripts are run by test_job_scripts.py; what the page about the examples has, by the tests of
-these, which look at their results.
+test_job_scripts.py runs the job scripts; the tests of the examples run the commands on their page,
+and check the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def blocks(language: str, pages: Sequence[Path] = PAGES) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Those of all blocks but the ones that other tests run, each once."""
+    """The commands of all blocks, each once, except those that other tests run."""
     of_examples = lines(blocks("bash", [EXAMPLES]))
     scripts = [block for block in blocks("bash") if block.startswith("#!")]
     others = lines(block for block in blocks("bash") if block not in scripts)
@@ -42,16 +42,16 @@ def commands() -> list[str]:
 
 
 def lines(of_blocks: Iterable[str]) -> list[str]:
-    """Each once, without comments; those that end in a backslash are joined."""
+    """The lines of the blocks, each once, without comments; continued lines are joined."""
     joined = [line for block in of_blocks for line in block.replace("\\\n", " ").splitlines()]
     return list(dict.fromkeys(line for line in joined if line and not line.startswith("#")))
 
 
 def as_tested(command: str) -> tuple[str, bool]:
-    """The command to run for a command of a page, and whether it runs in the repository.
+    """The command to run for a command on a page, and whether it runs in the repository.
 
-    The tests cannot run themselves, nor install anything; but they see that there is such a
-    target, and that pip takes the package and the extras asked for.
+    The tests cannot run themselves, nor install anything; but they check that the make target
+    exists, and that pip accepts the package and its extras.
     """
     if command.startswith("make "):
         return command.replace("make ", "make --dry-run ", 1), True
@@ -60,13 +60,13 @@ def as_tested(command: str) -> tuple[str, bool]:
         return command.replace("pip install", f"python -m pip install {flags}", 1), True
     if command == "source .venv/bin/activate":
         return command, True
-    if command == "python -m build":  # test_release.py builds and installs what it makes
+    if command == "python -m build":  # test_release.py builds, and installs the result
         return f"{command} --version", True
     return command, False
 
 
 def file_name(block: str) -> str:
-    """A python block that starts with `# name.py` is the file that the commands use."""
+    """A Python block that starts with `# name.py` is the file that the commands use."""
     first = re.match(r"# (\w+\.py)\n", block)
     return first[1] if first else "block.py"
 
@@ -90,12 +90,12 @@ def test_every_block_is_one_that_these_tests_run() -> None:
 
 def test_blocks_with_one_name_are_one_file() -> None:
     names = [file_name(block) for block in blocks("python")]
-    assert len(set(names)) == len(names), "two blocks that differ have the same name"
+    assert len(set(names)) == len(names), "two different blocks have the same name"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Pages are read as files, too, where nobody checks them as the site's builder does."""
+    """Pages are also read as files, where the site build does not check their links."""
     for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text()):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
@@ -104,7 +104,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in links."""
+    """The anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -121,7 +121,7 @@ def test_command(command: str, shell: Shell, folder: Path, request: pytest.Fixtu
     assert "does not provide the extra" not in finished.output
 
 
-# TensorFlow takes seconds to load: the blocks are run one after the other in one start.
+# TensorFlow takes seconds to load, so one process runs the blocks one after the other.
 RUN_ALL = """
 import runpy, sys, traceback
 
@@ -138,7 +138,7 @@ for name in sys.argv[1:]:
 def blocks_on_two_ranks(
     printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """What is printed when all python blocks are run on two ranks."""
+    """The output of all Python blocks on two ranks."""
     folder = tmp_path_factory.mktemp("blocks")
     names = [file_name(block) for block in blocks("python")]
     for name, block in zip(names, blocks("python"), strict=True):

@@ -1,4 +1,4 @@
-"""What is released: the archives build, install and run by themselves, and their types hold."""
+"""The release: the archives build, install and run on their own, and their types are right."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_wheel_has_the_package_and_nothing_else(archives: Path) -> None:
 def test_the_wheel_runs_in_an_environment_of_its_own(
     archives: Path, shell: Shell, tmp_path: Path
 ) -> None:
-    """What it depends on is not downloaded again, but found where the tests have it."""
+    """Its dependencies are not downloaded again, but found where the tests have them."""
     script = tmp_path / "script.py"
     script.write_text("import tarantella as tnt\nprint(tnt.get_size(), tnt.__file__)\n")
     wheel = archives / f"tarantella-{VERSION}-py3-none-any.whl"

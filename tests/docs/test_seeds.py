@@ -1,6 +1,6 @@
-"""What earlier versions of Tarantella had in their documents: it runs as it stands there.
+"""Code from the documentation of earlier versions of Tarantella runs unchanged.
 
-Where it does not, docs/migration.md says what has changed, and the test that it is so.
+Where it does not, docs/migration.md says what has changed, and a test confirms it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed import Testbed
 
 Shell = Callable[..., Any]
 
-# Stands for a model that takes long to train: says on the master rank what the run is like.
+# Stands for a model that takes long to train: prints the settings of the run on the master rank.
 MODEL = """
 import os, sys
 import tarantella as tnt
@@ -26,7 +26,7 @@ if tnt.is_master_rank():
     print("variables:", os.environ.get("DATASET"), os.environ.get("XLA_FLAGS"), flush=True)
 """
 
-# On one machine without GPUs: the command line, and how many ranks there are.
+# On one machine without GPUs: the command line, and the number of ranks.
 ON_ONE_HOST = {
     "tarantella -- model.py": 1,
     "tarantella --no-gpu -- model.py": 1,
@@ -299,7 +299,7 @@ def test_version(shell: Shell) -> None:
 def snippets_on_two_ranks(
     printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """What is printed when all snippets are run on two ranks."""
+    """The output of all snippets on two ranks."""
     folder = tmp_path_factory.mktemp("snippets")
     (folder / "run_all.py").write_text(RUN_ALL)
     (folder / "snippets.json").write_text(json.dumps([PREPARED, SNIPPETS]))

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Page(HTMLParser):
-    """What a page links to, what it has to load, and what can be linked to in it."""
+    """The links of a page, the files it loads, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    """A site that is read on a cluster without a way out looks as it should."""
+    """So the site also looks right on a cluster without Internet access."""
     for path in site.rglob("*.html"):
         for file in Page(path).loads:
             assert not file.startswith(("http:", "https:", "//")), f"{path.name}: {file}"

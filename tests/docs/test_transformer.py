@@ -1,4 +1,4 @@
-"""The Transformer learns to translate, and trains on ranks as it does in plain Keras."""
+"""The Transformer learns to translate, and trains on several ranks as in plain Keras."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Computes in float64, in which rounding cannot hide a wrong result."""
+    """Computes in float64, where rounding cannot hide a wrong result."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -79,7 +79,7 @@ def test_it_learns_to_translate_on_two_ranks(shell: Shell, tmp_path: Path) -> No
     assert len(bleu) == 1
     assert float(bleu[0]) > 75, trained.output
 
-    # What was saved translates just as well, without Tarantella.
+    # The saved model translates just as well, without Tarantella.
     translated = shell(translate)
     assert translated.status == 0, translated.output
     scored = shell(score)
@@ -99,7 +99,7 @@ def test_every_file_is_described() -> None:
     assert sorted(names) == sorted(path.name for path in FOLDER.glob("*.py"))
 
 
-# Training on ranks, with plain Keras as the judge
+# Training on ranks, compared with plain Keras
 
 
 def trained(
@@ -232,7 +232,7 @@ def test_the_saved_model_is_one_of_plain_keras(tiny: keras.Model, tmp_path: Path
     np.testing.assert_array_equal(loaded(x), tiny(x))
 
 
-# What it is judged by
+# Loss and metrics
 
 
 def example_of_scores() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -249,7 +249,7 @@ def negative_log_likelihoods(logits: np.ndarray) -> np.ndarray:
 def test_metrics_count_tokens() -> None:
     truth, logits, weights = example_of_scores()
     accuracy, perplexity = scores.TokenAccuracy(), scores.Perplexity()
-    for rows in (slice(1), slice(1, 4)):  # batches of different numbers of tokens
+    for rows in (slice(1), slice(1, 4)):  # batches with different numbers of tokens
         for metric in (accuracy, perplexity):
             metric.update_state(truth[rows], logits[rows], weights[rows])
     counted = weights.astype(bool)
@@ -320,7 +320,7 @@ def test_batches_hold_all_sentences_and_no_more_tokens_than_asked_for(data: Data
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--tokens_per_batch=0", "--tokens_per_batch: '0' is not a whole number from 1 up"),
+        ("--tokens_per_batch=0", "--tokens_per_batch: '0' is not an integer of at least 1"),
         ("--tokens_per_batch=39", "--tokens_per_batch 39: 1 ranks need 40"),
         ("--learning_rate=fast", "--learning_rate: 'fast' is not a number above 0"),
         ("--dropout=1", "--dropout: '1' is not a number from 0 to below 1"),

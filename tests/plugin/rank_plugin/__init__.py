@@ -7,11 +7,11 @@ A marked test becomes one item for each number of ranks, `test_sum[1-ranks]` and
 with the same number of ranks share one `mpiexec`, so that expensive imports happen once. Every rank
 runs every item, and an item passes only if it passes on all of them.
 
-- `controller`: in the pytest that the user started, reports tests on ranks as if they ran there.
-- `group`: starts a number of ranks, has them run tests, and ends them whatever happens.
+- `controller`: in the user's pytest, reports tests on ranks as if they ran there.
+- `group`: starts a number of ranks, has them run tests, and always ends them.
 - `worker`: in a pytest on each rank, runs a test when told to.
 - `outcome`: makes the reports of one test from the results of its ranks.
-- `protocol`: what a group and its ranks say to each other.
+- `protocol`: the messages between a group and its ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rank_preload", "modules each rank imports before its first test", "args", [])
     parser.addini("rank_timeout", "seconds one test on ranks may take", default="120")
     parser.addini("rank_start_timeout", "seconds a group of ranks may take to start", default="180")
-    parser.addini("rank_grace", "seconds left to the other ranks when one failed", default="5")
+    parser.addini("rank_grace", "seconds the other ranks have when one fails", default="5")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one item for each number of ranks; the argument `num_ranks` gives a test its own."""
+    """Make one item for each number of ranks; the argument `num_ranks` passes it to the test."""
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is None:
         return

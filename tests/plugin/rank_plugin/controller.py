@@ -1,4 +1,4 @@
-"""The side of the plugin in the pytest that the user started."""
+"""The side of the plugin in the user's pytest."""
 
 from __future__ import annotations
 
@@ -67,12 +67,14 @@ class Controller:
         return reports
 
     def _group_for(self, item: pytest.Item, size: int) -> Group:
-        """The group that runs this test: the present one if it can, or a new one.
+        """The group that runs this test: the current one if possible, or a new one.
 
-        What did not start once is not tried again.
+        A number of ranks that did not start once is not tried again.
         """
         if size in self.start_failures:
-            raise StartError(f"{self.start_failures[size]} (Output: at the first of its tests.)")
+            raise StartError(
+                f"{self.start_failures[size]} (For its output, see the first of its tests.)"
+            )
         if self.group is not None and self.group.size == size and self.group.usable:
             return self.group
         self._stop()

@@ -1,4 +1,4 @@
-"""A number of ranks, started once, that run one test after the other."""
+"""A number of ranks, started once, that run one test after another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_OUTPUT = 200_000  # bytes of a rank's output that a report shows
 
 
 class StartError(Exception):
-    """A group of ranks did not start; the text says why."""
+    """A group of ranks did not start; the message says why."""
 
 
 class Group:
@@ -46,7 +46,7 @@ class Group:
     Args:
         config: the configuration of the controlling pytest.
         size: the number of ranks.
-        items: the tests it may be asked to run.
+        items: the tests it may have to run.
         directory: an empty directory for the files of the group.
     """
 
@@ -148,7 +148,7 @@ class Group:
             self._explain_hangs(results, hanging, bool(dead), limit)
         for rank, result in results.items():
             result.output = self._new_output(rank)
-        # MPI_Abort of MPICH returns, so that a test can finish before it is ended.
+        # MPICH's MPI_Abort returns, so a test may finish before its rank is killed.
         aborting = [rank for rank in results if re.search(r"(?m)^Abort\(", results[rank].output)]
         if (dead or aborting) and self._mpiexec_status(3.0) is not None:
             dead |= dict.fromkeys(aborting, 0.0)
@@ -159,7 +159,7 @@ class Group:
             self.kill()
             if text := self._mpiexec_output():
                 sections.append(("Output of mpiexec", text))
-        # Ranks that disagree may have left messages to each other behind.
+        # Ranks that disagree may have left unreceived messages behind.
         agreed = all(result.outcomes() == results[0].outcomes() for result in results.values())
         self.usable = agreed and not dead and not hanging
         reports = merge(item, list(results.values()), sections)
@@ -170,7 +170,7 @@ class Group:
     def _collect(
         self, results: dict[int, RankResult], deadline: float
     ) -> tuple[dict[int, float], list[int]]:
-        """Receive the reports; return the ranks that died, with the time, and that still run."""
+        """Receive the reports; return the ranks that died, with the time, and those that run."""
         running = set(results)
         dead: dict[int, float] = {}
         while running and (left := deadline - time.monotonic()) > 0:
@@ -199,7 +199,8 @@ class Group:
     def _explain_deaths(self, results: dict[int, RankResult], dead: dict[int, float]) -> None:
         """Say how the test ended, and on which rank: mpiexec kills the others soon after.
 
-        It is the rank that mpiexec names, or else that was dead first. Messages are MPICH's.
+        That is the rank that mpiexec names, or else the first to die. The patterns match MPICH's
+        messages.
         """
         status, output = self._mpiexec_status(), self._mpiexec_output()
         end = f"mpiexec ended with status {status}" if status is not None else "status unknown"
@@ -229,7 +230,7 @@ class Group:
         return {rank: shorten_stacks(read(stack_file(self.directory, rank))) for rank in ranks}
 
     def stop(self) -> str:
-        """End the group after a test; return a complaint if it does not end well by itself."""
+        """End the group after a test; return a complaint if it does not end well."""
         complaint = ""
         if self.usable:
             self.usable = False
@@ -263,17 +264,17 @@ class Group:
 
     def _tell(self, message: Run | str) -> None:
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # a dead rank, which shows when we listen to it
+            with contextlib.suppress(OSError):  # a dead rank: `_collect` will notice
                 connection.send(message)
 
     def _speaking(self, seconds: float, ranks: set[int] | None = None) -> list[int]:
-        """The ranks that have something to say, or are dead."""
+        """The ranks that have sent a message, or are dead."""
         candidates = self._connections if ranks is None else sorted(ranks)
         ready = wait([self._connections[rank] for rank in candidates], seconds)
         return [rank for rank in candidates if self._connections[rank] in ready]
 
     def _describe(self, what: str, stacks: dict[int, str] | None = None) -> str:
-        """What happened to the group, with everything new that its processes wrote."""
+        """What happened to the group, with the new output of its processes."""
         parts = [f"The group of {self.size} ranks {what}."]
         if text := self._mpiexec_output():
             parts.append(f"--- output of mpiexec\n{text}")
@@ -293,7 +294,7 @@ class Group:
         return read(self.directory / "mpiexec.txt")
 
     def _mpiexec_status(self, seconds: float = 0.0) -> int | None:
-        """The exit status of mpiexec, waiting for it a while, or None if it still runs."""
+        """The exit status of mpiexec, after waiting up to `seconds`, or None if it still runs."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
@@ -304,7 +305,7 @@ def find_mpiexec() -> str:
     beside_python = Path(sys.executable).with_name("mpiexec")
     found = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
     if found is None:
-        raise StartError("There is no mpiexec, neither beside this Python nor on the PATH.")
+        raise StartError("There is no mpiexec, neither next to this Python nor in PATH.")
     return found
 
 
@@ -312,14 +313,14 @@ def processes_with(setting: str) -> set[int]:
     """The processes that were started with a setting (`NAME=value`) in their environment."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if setting.encode() in path.read_bytes().split(b"\0"):
                 found.add(int(path.parent.name))
     return found
 
 
 def shorten_stacks(text: str) -> str:
-    """Leave out the frames of pytest and the thread that listens to the controller."""
+    """Remove the frames of pytest and the thread that listens to the controller."""
     threads = [thread for thread in text.split("\n\n") if "in _listen\n" not in thread]
     lines = "\n\n".join(threads).strip().splitlines()
     hidden = re.compile(r"/(_pytest|pluggy|rank_plugin)/")
@@ -327,7 +328,7 @@ def shorten_stacks(text: str) -> str:
 
 
 def read(path: Path, start: int = 0) -> str:
-    """A file from a position on; of a long one, the end."""
+    """The text of a file from a position on; only the end if it is long."""
     if not path.exists():
         return ""
     with path.open("rb") as stream:

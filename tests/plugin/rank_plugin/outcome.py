@@ -13,7 +13,7 @@ Sections = list[tuple[str, str]]
 
 @dataclass
 class RankResult:
-    """What is known of one test on one rank.
+    """What is known about one test on one rank.
 
     `trouble` says why the rank did not finish. It is `decisive` unless it only follows from what
     happened on another rank.
@@ -31,7 +31,7 @@ class RankResult:
 
 @dataclass
 class RankFailures(TerminalRepr):
-    """The failures of a test, rank by rank, in the form that pytest can show."""
+    """The failures of a test, rank by rank, in a form that pytest can show."""
 
     failures: list[tuple[int, object]]
     reprcrash: ReprFileLocation
@@ -46,7 +46,7 @@ class RankFailures(TerminalRepr):
 
 
 def outcome(report: pytest.TestReport) -> str:
-    """One word for a report, as pytest counts it."""
+    """The outcome of a report, as pytest counts it."""
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
     if isinstance(report.longrepr, str) and report.longrepr.startswith("[XPASS(strict)]"):
@@ -55,12 +55,12 @@ def outcome(report: pytest.TestReport) -> str:
 
 
 def failed_setup(item: pytest.Item, text: str) -> pytest.TestReport:
-    """The report of a test that could not even begin."""
+    """The report of a test that could not start."""
     return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "setup")
 
 
 def merge(item: pytest.Item, results: list[RankResult], more: Sections) -> list[pytest.TestReport]:
-    """The reports of a test from the results of all its ranks; `more` is shown with them."""
+    """The reports of a test from the results of all its ranks, with `more` sections."""
     sections = [
         (f"Captured stdout and stderr of rank {result.rank}", result.output)
         for result in results
@@ -91,7 +91,7 @@ def _merge_phase(
     troubles: list[RankResult],
     sections: Sections,
 ) -> pytest.TestReport:
-    """One phase of all ranks. A failure counts most, then an expected failure, then a skip."""
+    """One phase of all ranks. A failure takes precedence, then an expected failure, then a skip."""
     kinds: dict[str, list[tuple[int, pytest.TestReport]]] = {}
     for rank, report in reports:
         kinds.setdefault(outcome(report), []).append((rank, report))

@@ -1,4 +1,4 @@
-"""What a group and its ranks say to each other.
+"""The messages between a group and its ranks.
 
 The group writes a `Plan` to a file and listens on a socket. Each rank connects and says `Hello`,
 then `Ready` once it has collected its tests. For each test the group sends `Run` to all ranks, and
@@ -19,7 +19,7 @@ import pytest
 
 DONE, STOP = "done", "stop"
 DUMP_SIGNAL = signal.SIGUSR2  # makes a rank write its stacks
-# The user asks these of the controlling pytest; a rank runs what it is told.
+# These options are for the controlling pytest; a rank runs what it is told.
 OPTIONS_OF_RANKS = {
     "cacheclear": False,
     "capture": "no",
@@ -58,10 +58,10 @@ class Plan:
 def make_plan(
     config: pytest.Config, items: list[pytest.Item], directory: Path, address: str
 ) -> Plan:
-    """The plan for ranks that run these tests as the present pytest would.
+    """The plan for ranks that run these tests as this pytest would.
 
-    Only what must be known early is on their command line. All other options, of whatever plugin,
-    travel as values.
+    Only what a rank must know early is on its command line. All other options, of any plugin,
+    are passed as values.
     """
     arguments = ["-p", "rank_plugin", "--capture=no", f"--rootdir={config.rootpath}"]
     arguments.append(f"--import-mode={config.getoption('importmode')}")

@@ -36,7 +36,7 @@ SHARED_DIRECTORY = pytest.StashKey[Path]()
 
 
 class Worker:
-    """Runs the tests it is told to, and sends back what pytest reports of them."""
+    """Runs the tests it is told to, and sends back pytest's reports."""
 
     def __init__(self, plan: Plan, rank: int, connection: Connection) -> None:
         self.plan = plan
@@ -49,7 +49,7 @@ class Worker:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        """Queue commands. A rank does not outlive its controller, whatever it is waiting for."""
+        """Queue commands. A rank never outlives its controller, whatever it is waiting for."""
         command: Run | str = ""
         while command != STOP:
             try:
@@ -83,7 +83,7 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> bool:
-        gc.freeze()  # what is imported by now stays, so that collecting garbage is cheap
+        gc.freeze()  # modules stay loaded: this makes garbage collection cheap
         missing = [nodeid for nodeid in self.plan.nodeids if nodeid not in self.items]
         self.connection.send(Ready({nodeid: self._why_not(nodeid) for nodeid in missing}))
         while isinstance(command := self.commands.get(), Run):
@@ -96,7 +96,7 @@ class Worker:
         return True
 
     def _why_not(self, nodeid: str) -> str:
-        """Why a test was not collected: the error of its file, or else all errors there were."""
+        """Why a test was not collected: the error of its file, or else all errors."""
         errors = self.collection_errors
         file = nodeid.split("::")[0]
         return errors.get(file) or "\n".join(errors.values()) or "This rank did not collect it."
@@ -111,11 +111,11 @@ class Worker:
             return (yield)
         finally:
             reset_keras()
-            gc.freeze()  # Keras never lets go of graphs: they would be looked through ever again
+            gc.freeze()  # Keras never releases graphs: do not search them again and again
 
 
 def reset_keras() -> None:
-    """Undo what a test may have changed for all of Keras, and collect garbage."""
+    """Undo a test's changes to Keras's global state, and collect garbage."""
     if "keras" not in sys.modules:
         return
     import keras
@@ -126,9 +126,10 @@ def reset_keras() -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Send stdout and stderr to a file, below Python, so that nothing is lost in a killed process.
+    """Send stdout and stderr to a file, below Python, so that a killed process loses nothing.
 
-    The streams from mpiexec stay open out of sight: to it, closed ones are the end of the process.
+    The streams of mpiexec stay open as other descriptors: if they closed, it would take the process
+    for ended.
     """
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
