@@ -1,4 +1,4 @@
-"""From the gradients of the ranks' parts to those of the global batch."""
+"""From the gradients of the ranks' micro-batches to those of the global batch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.graph.channel import Channel
+from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
-from tarantella.graph.overlapped import OverlappedChannel
 from tarantella.graph.phases import end_phase
 from tarantella.internals.tensorflow import CALLS, called_graph
 from tarantella.keras.batch_reductions import arguments_for, depends_on_samples
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.timeline import timeline
-
-
-def channel() -> Channel:
-    """What gradients are summed by.
-
-    On one host, a sum is work for the cores that compute, and the shortest way is the best one.
-    """
-    if world.has_several_hosts():
-        return OverlappedChannel("gradients", "sparse gradients")
-    return Channel("gradients")
 
 
 def end_update(variables: Sequence[Any]) -> None:
@@ -43,7 +33,7 @@ def give_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
 
 
 def weighted(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
-    """The gradients of means over a part, as this part's contribution to a global mean."""
+    """The gradients of means over a micro-batch, as its contribution to those of a global mean."""
     return [None if gradient is None else _scaled(gradient, share) for gradient in gradients]
 
 
@@ -51,7 +41,7 @@ def _scaled(gradient: Any, share: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = _scaled(gradient.values, share)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    # A rank without samples contributes zeros, whatever it computed on a sample of another's.
+    # A rank without samples contributes zeros, whatever it computed on another rank's sample.
     return tf.math.multiply_no_nan(gradient, tf.cast(share, gradient.dtype))
 
 
@@ -122,7 +112,7 @@ def _lookups(
     """
     operation = indices.op
     if operation.type == "ConcatV2":
-        return [one for part in operation.inputs[:-1] for one in _lookups(part, depends)]
+        return [one for joined in operation.inputs[:-1] for one in _lookups(joined, depends)]
     if operation.type in ("Identity", "Cast"):
         return _lookups(operation.inputs[0], depends)
     if operation.type in CALLS and (graph := called_graph(operation)) is not None:
@@ -134,8 +124,8 @@ def _lookups(
         sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]
         is_here = indices.graph is tf.compat.v1.get_default_graph()
         if is_here and sizes.count(-1) <= 1:
-            parts = tf.split(indices, sizes)
-            return [(part, which) for part, (_, which) in zip(parts, inside, strict=True)]
+            split = tf.split(indices, sizes)
+            return [(one, which) for one, (_, which) in zip(split, inside, strict=True)]
     return [(indices, depends(indices))]
 
 
@@ -156,6 +146,6 @@ def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, everyones.indices[:count], everyones.dense_shape)
 
 
-def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:
+def sum_in_program_order(gradients: Sequence[Any]) -> list[Any]:
     """The sums over the ranks, wherever in the user's functions they are asked for."""
-    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel()))
+    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel("gradients")))

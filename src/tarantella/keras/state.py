@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import keras
@@ -16,6 +15,8 @@ from tarantella.comm.agreement import check_same
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.randomness import seed_of_rank
 from tarantella.internals import keras as internals
+from tarantella.keras import hooks
+from tarantella.keras.hooks import Handler
 from tarantella.runtime import world
 
 
@@ -39,18 +40,14 @@ class NewVariables:
         self._share(model)
         eager = tf.executing_eagerly()
 
-        def wrap(initialize: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(initialize)
-            def initialize_alike(variable: Any, value: Any) -> None:
-                initialize(variable, value)
-                self._pending.append(variable)
-                if eager:
-                    self._share(model)
-
-            return initialize_alike
+        def initialize_alike(initialize: Handler, variable: Any, value: Any) -> None:
+            initialize(variable, value)
+            self._pending.append(variable)
+            if eager:
+                self._share(model)
 
         try:
-            with internals.replaced(internals.wrapped_initialization(wrap)):
+            with hooks.led_through({hooks.INITIALIZE_VARIABLE: initialize_alike}):
                 yield
             self._share(model)
         except BaseException:
