@@ -147,6 +147,27 @@ def test_classes_that_are_defined_later_are_hooked() -> None:
     assert len(calls.seen) == 2
 
 
+class CountsPositive(keras.metrics.Metric):
+    """Needs AutoGraph in a `tf.function` of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_variable((), "zeros")
+
+    def update_state(self, value: Any) -> None:
+        if value > 0:
+            self.count.assign_add(1.0)
+
+
+def test_autograph_converts_hooked_methods() -> None:
+    hooks.install()
+    metric = CountsPositive()
+    update = tf.function(lambda value: metric.update_state(value))
+    for value in (-1.0, 2.0, 3.0):
+        update(tf.constant(value))
+    assert float(metric.count.value) == 2.0
+
+
 def test_handlers_hold_in_their_thread_only() -> None:
     calls = Calls(hooks.ASSIGN_VARIABLE)
     variable = keras.Variable(1.0)

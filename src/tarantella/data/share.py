@@ -19,7 +19,7 @@ from tarantella.runtime import world
 class ThreadShares:
     """A share for each thread that makes graphs, so that threads do not disturb each other.
 
-    A graph goes on reading the variable of the thread that made it. If that thread no longer
+    A graph keeps reading the variable of the thread that made it. If that thread no longer
     uses its variable, whoever writes a share writes this one, too.
     """
 

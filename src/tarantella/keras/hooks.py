@@ -12,7 +12,7 @@ To support a new version of Keras, check each row of the table against it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -178,8 +178,8 @@ def led_through(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
             place of the handler that holds now. With None, the plain function is called.
     """
     current = _handlers.get()
-    if current is _always:  # within others, there is nothing new to hook
-        install()
+    if new := [hook for hook in handlers if hook not in current]:
+        install(new)
     before = _handlers.set({**current, **handlers})
     try:
         yield
@@ -205,7 +205,7 @@ def is_led(hook: Hook) -> bool:
 def always_led_through(handlers: Mapping[Hook, Handler]) -> None:
     """Leads calls in all threads through handlers, from now on."""
     _always.update(handlers)
-    install()
+    install(handlers)
 
 
 def plain(function: Any) -> Any:
@@ -216,10 +216,10 @@ def plain(function: Any) -> Any:
 # Installing
 
 
-def install() -> None:
-    """Installs the hooks, also in classes that were defined since the last time."""
+def install(hooks: Iterable[Hook] = TABLE) -> None:
+    """Installs hooks; also in classes that were defined since the last time."""
     with _installing:
-        for hook in TABLE:
+        for hook in hooks:
             for owner in _owners(hook):
                 _install(hook, owner)
 

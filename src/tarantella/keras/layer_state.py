@@ -1,4 +1,4 @@
-"""State that layers write while they are trained, made one for all ranks in every step.
+"""State that layers write while they are trained, combined over the ranks in every step.
 
 Moving averages of batch normalization, counters, the vectors of spectral normalization, a
 codebook: each rank computes them from its micro-batch. At the end of the step they are combined,
@@ -177,7 +177,7 @@ def _check_stateful_layers(model: keras.Model, micro_batch: MicroBatch) -> None:
         if rows is not None and rows != expected:
             raise InputError(
                 f"The layer '{layer.name}' is stateful and made for {expected} samples, but rank "
-                f"{world.get_rank()} has {rows} of a batch. Make the model for a rank's part, "
+                f"{world.get_rank()} has {rows} of a batch. Make the model for micro-batches, "
                 f"`keras.Input(batch_shape=({rows}, ...))`, with a global batch size that is a "
                 "multiple of the number of ranks."
             )

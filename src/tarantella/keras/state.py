@@ -1,4 +1,4 @@
-"""All ranks start from the master rank's weights, however and whenever they were made."""
+"""All ranks start from the master rank's weights, whenever these are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tarantella.runtime import world
 
 
 class NewVariables:
-    """Variables that a model makes in a step: they start from the master's values, too.
+    """Variables that a model makes in a step, which start from the master's values, too.
 
     A step that runs eagerly uses a variable as soon as it has it. While TensorFlow traces a step,
     a variable is given its value either at once, by Keras, or when the step has been traced; then
@@ -33,7 +33,7 @@ class NewVariables:
 
     @contextmanager
     def shared(self, model: keras.Model) -> Iterator[None]:
-        """Has the variables that are made in a step of a model start from the master's values.
+        """Makes the variables that a step of a model makes start from the master's values.
 
         All ranks must make the same ones.
         """
@@ -59,13 +59,13 @@ class NewVariables:
         if not self._pending:
             return
         of_optimizers = {id(variable) for variable in _optimizer_variables(model)}
-        # Those are the same everywhere, and many.
+        # Those are the same on all ranks, and many.
         pending = [v for v in self._pending if id(v) not in of_optimizers]
         with tf.init_scope():
             ready = [bool(internals.tf_variable(v).is_initialized()) for v in pending]
             self._pending = [v for v, is_ready in zip(pending, ready, strict=True) if not is_ready]
             made = [v for v, is_ready in zip(pending, ready, strict=True) if is_ready]
-            # A generator for all that have no seed may be there already on some ranks.
+            # Some ranks may have the generator for what has no seed already.
             for variable in filter(is_seed, made):
                 _set(variable, _value(variable), world.get_rank())
             if made := [variable for variable in made if not is_seed(variable)]:

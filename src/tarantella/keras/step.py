@@ -1,4 +1,4 @@
-"""One training or evaluation step of one rank, as its part of the global step.
+"""One training or evaluation step of one rank, as its share of the global step.
 
 While a step runs (or is traced), the places where Keras turns samples into one number are
 led through here (`hooks`):
