@@ -123,13 +123,13 @@ def chain(size: int, length: int) -> Callable[[], Any]:
     """A graph with `length` allreduces, each of the result of the one before."""
     import tensorflow as tf
 
-    from tarantella.keras import gradients
+    from tarantella.graph.engine import channel as gradient_channel
 
     zeros = tf.zeros(size // tf.float32.size)  # and so are all their sums
 
     @tf.function
     def graph(tensor: tf.Tensor) -> tf.Tensor:
-        channel = gradients.channel()
+        channel = gradient_channel("gradients")
         for _ in range(length):
             (tensor,) = channel.allreduce([tensor], threshold=0)
         return tensor[0]

@@ -27,7 +27,7 @@ from oracle import (
 
 import tarantella as tnt
 from tarantella.keras import callback_list
-from tarantella.keras.step import global_results
+from tarantella.keras.metrics import global_results
 from tarantella.runtime import configuration
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("float64")]
@@ -221,7 +221,7 @@ def test_without_readers_the_logs_of_batches_are_not_exchanged(
         exchanges.append(args)
         return global_results(*args)
 
-    monkeypatch.setattr("tarantella.keras.step.global_results", counted)
+    monkeypatch.setattr("tarantella.keras.metrics.global_results", counted)
     model = tnt.Model(small_model())
     model.compile(**CLASSIFICATION)
     for callbacks, exchanged in ([], 0), ([Recorder()], 2), ([], 0), ([Recorder()], 0):

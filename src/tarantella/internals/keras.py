@@ -1,12 +1,11 @@
 """Everything that Tarantella uses of Keras beyond its public names.
 
 One place, so that a new version of Keras breaks one file and its test
-(`tests/unit/test_keras_internals.py`) says so.
+(`tests/unit/test_internals_keras.py`) says so.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -75,17 +74,20 @@ __all__ = [
     "activity_losses_are_sums",
     "array_slicing",
     "arrays_of",
+    "backend_nn",
     "build_metric",
     "class_weight_map",
     "data_adapter_utils",
     "data_adapters",
     "draws_in_python",
+    "file_utils",
     "flat_layers",
     "give_losses",
     "global_seed",
     "handles",
     "in_stateless_scope",
     "index_adapter",
+    "io_utils",
     "is_array_adapter",
     "is_arrays",
     "is_default",
@@ -93,13 +95,12 @@ __all__ = [
     "kept_compile_arguments",
     "keras_mask",
     "limited",
+    "loss_module",
     "make_global_seed",
     "mask_epsilon",
     "may_overwrite",
     "merged_sample_weight",
-    "messages_about",
     "python_logs",
-    "read_with",
     "reduction_axes",
     "replaced",
     "restore_optimizer",
@@ -107,11 +108,7 @@ __all__ = [
     "set_keras_mask",
     "take_losses",
     "tf_variable",
-    "wrap_function",
-    "wrapped_initialization",
-    "wrapped_methods",
-    "wrapped_reduction",
-    "wrapped_synchronized_moments",
+    "trained_variables",
 ]
 
 Replacement = tuple[Any, str, Any]
@@ -130,34 +127,15 @@ def replaced(replacements: list[Replacement]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def wrapped_methods(base: type, name: str, wrap: Callable[[Any], Any]) -> list[Replacement]:
-    """A replacement for each definition of method `name` in `base` and all its subclasses."""
-    classes: list[Any] = [base]
-    for cls in classes:  # grows while it is walked
-        classes.extend(sub for sub in cls.__subclasses__() if sub not in classes)
-    return [(cls, name, wrap(vars(cls)[name])) for cls in classes if name in vars(cls)]
-
-
-def wrapped_reduction(wrap: Callable[[Any], Any]) -> list[Replacement]:
-    """The replacement for the function with which every Keras loss reduces its values."""
-    name = "reduce_weighted_values"
-    return [(loss_module, name, wrap(vars(loss_module)[name]))]
-
-
-def wrapped_synchronized_moments(wrap: Callable[[Any], Any]) -> list[Replacement]:
-    """The replacement for the function of (x, axes, keepdims) behind synchronized moments."""
-    name = "_compute_moments_sync"
-    return [(backend_nn, name, wrap(vars(backend_nn)[name]))]
-
-
-def wrapped_initialization(wrap: Callable[[Any], Any]) -> list[Replacement]:
-    """The replacement for the method of (value) that gives a new variable its first value."""
-    return wrapped_methods(AnyVariable, "_initialize", wrap)
-
-
 def tf_variable(variable: Any) -> tf.Variable:
     """TensorFlow's variable in one of Keras's, whatever scope a layer is in."""
     return variable._value
+
+
+def trained_variables(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    with versions.private_names("Keras"):
+        return list(optimizer._trainable_variables)
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
@@ -195,18 +173,6 @@ def index_adapter(adapter: Any) -> Any:
 def draws_in_python(adapter: Any) -> bool:
     """Whether the batches come from Python code, which may draw random numbers for them."""
     return isinstance(adapter, (GeneratorDataAdapter, PyDatasetAdapter, TorchDataLoaderAdapter))
-
-
-@contextmanager
-def read_with(wrap: Callable[[Callable[[], Any]], Callable[[], Any]]) -> Iterator[None]:
-    """Puts something around the Python functions that adapters make datasets of batches from."""
-    plain = tf.data.Dataset.from_generator
-
-    def from_generator(begin: Callable[[], Any], *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        return plain(wrap(begin), *args, **kwargs)
-
-    with replaced([(tf.data.Dataset, "from_generator", staticmethod(from_generator))]):
-        yield
 
 
 def class_weight_map(class_weight: dict[int, float]) -> Callable[..., Any]:
@@ -316,34 +282,7 @@ def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:
     return min(epochs, most_epochs or epochs), steps
 
 
-# Files
-
-
-def wrap_function(name: str, wrap: Callable[[Any], Any]) -> None:
-    """Wraps a function of `keras.utils.file_utils`, wherever Keras has imported it."""
-    plain = vars(file_utils)[name]
-    if hasattr(plain, "_tnt_wrapped"):
-        return
-    wrapped = wrap(plain)
-    wrapped._tnt_wrapped = plain
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is plain:
-            setattr(module, name, wrapped)
-
-
 # Saving
-
-
-@contextmanager
-def messages_about(place: str, path: str) -> Iterator[None]:
-    """Has Keras tell the user of `path` where it would tell of `place`."""
-    print_message = io_utils.print_msg
-
-    def print_renamed(message: Any, *args: Any, **kwargs: Any) -> None:
-        print_message(str(message).replace(place, path), *args, **kwargs)
-
-    with replaced([(io_utils, "print_msg", print_renamed)]):
-        yield
 
 
 @contextmanager

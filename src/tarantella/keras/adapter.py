@@ -22,7 +22,7 @@ from tarantella.data.split import Split, cut, find_batch_size, split
 from tarantella.data.step_agreement import Steps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
-from tarantella.keras import arguments
+from tarantella.keras import arguments, hooks
 from tarantella.runtime import world
 
 # What TensorFlow says where a model looks for a row that another rank has.
@@ -319,7 +319,7 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
     """The batches of an adapter, those of an epoch in each pass."""
     if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
         return adapter.get_tf_dataset()
-    with internals.read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
+    with hooks.generators_read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
         return adapter.get_tf_dataset()
 
 

@@ -14,8 +14,8 @@ ENOUGH_SAMPLES = 16
 class Advice:
     """What users are told about a model, once each.
 
-    Which layers use statistics of their rank's part shows when a step is traced, and how large
-    the parts are when data come; either can be first.
+    Which layers use the statistics of a micro-batch is known when a step is traced, and how large
+    the micro-batches are when data arrive; either can come first.
     """
 
     def __init__(self) -> None:
@@ -23,17 +23,17 @@ class Advice:
         self._samples = ENOUGH_SAMPLES
         self._told: set[str] = set()
 
-    def layers_used_own_parts(self, names: list[str]) -> None:
-        """These layers have used the statistics of this rank's part."""
+    def layers_used_own_statistics(self, names: list[str]) -> None:
+        """These layers have used the statistics of this rank's micro-batch."""
         self._local_layers = names
-        self._tell_of_small_parts()
+        self._tell_of_small_micro_batches()
 
-    def parts_have(self, samples: int) -> None:
-        """The smallest part of a batch has so many samples."""
+    def ranks_have(self, samples: int) -> None:
+        """Each rank has so many samples of a batch, or more."""
         self._samples = samples
-        self._tell_of_small_parts()
+        self._tell_of_small_micro_batches()
 
-    def _tell_of_small_parts(self) -> None:
+    def _tell_of_small_micro_batches(self) -> None:
         if self._local_layers and self._samples < ENOUGH_SAMPLES:
             self._tell_once(
                 "Each rank has %d samples of a batch, and batch normalization (%s) uses the "
@@ -47,7 +47,7 @@ class Advice:
             )
 
     def not_compiled(self, names: list[str]) -> None:
-        """The model is not compiled with XLA, since these layers communicate."""
+        """The model is not compiled with XLA, because these layers communicate."""
         self._tell_once(
             "The model is not compiled with XLA for training, whatever `jit_compile` says: with "
             "`synchronized=True` batch normalization (%s) communicates, which XLA cannot compile.",

@@ -6,7 +6,7 @@ shows that the number is a function of means and sums over the samples, of weigh
 
 - Anything linear in means is a mean: the global one is that of the ranks, by their shares.
 - Anything linear in sums is a sum: the ranks' add up.
-- Any other function, as a masked mean, which is a sum divided by a sum, has to be computed again,
+- Any other function, such as a masked mean, which is a sum divided by a sum, is computed again,
   from the means and sums over the global batch.
 """
 
@@ -53,10 +53,10 @@ class Formula:
     """A number, as a function of leaves.
 
     Attributes:
-        number: It.
+        number: The number.
         kind: What it is as a whole.
         leaves: What it is computed from.
-        operations: How, in an order in which they can be run.
+        operations: The operations that compute it, in an order in which they can be run.
     """
 
     number: tf.Tensor
@@ -126,7 +126,7 @@ class BatchGraph:
         return formula
 
     def remember(self, tensor: tf.Tensor, kind: Kind) -> None:
-        """Notes what a tensor is, for those who come across it."""
+        """Notes what a tensor is, for formulas that contain it."""
         self._noted(tensor)[id(tensor)] = Leaf(tensor, kind)
 
     def known_kind(self, tensor: tf.Tensor) -> Kind | None:
@@ -155,7 +155,7 @@ class BatchGraph:
         return not _is_eager(tensor) and not self._depends_on_samples(tensor)
 
     def _noted(self, tensor: tf.Tensor) -> dict[int, Leaf]:
-        """What is noted of tensors of the same graph: with the graph, which others may call."""
+        """What is noted of tensors of the same graph; kept with it, as others may call it."""
         if _is_eager(tensor):
             return self._noted_eagerly
         if not hasattr(tensor.graph, "_tnt_noted"):
@@ -237,7 +237,7 @@ class BatchGraph:
         return any(int(axis) % values.shape.rank == 0 for axis in axes.reshape(-1))
 
     def _is_selection(self, tensor: tf.Tensor) -> bool:
-        """Whether the number of rows may be another than that of samples, times a constant."""
+        """Whether the number of rows may be no multiple of the number of samples."""
         return not self._even or self._is_selected(tensor)
 
 
@@ -301,7 +301,7 @@ def _size_along_axis(operation: tf.Operation) -> tuple[tf.Tensor, int] | None:
 
 
 def _is_opaque(operation: tf.Operation) -> bool:
-    """Whether what an operation does can neither be seen nor be done again."""
+    """Whether what an operation does can neither be seen nor repeated."""
     has_functions = any(value.HasField("func") for value in operation.node_def.attr.values())
     return _is_argument(operation) or operation.op_def.is_stateful or has_functions
 
@@ -366,7 +366,7 @@ class _Search:
 
 
 def arguments_for(call: tf.Operation, graph: Any, inner: tf.Tensor) -> list[tf.Tensor]:
-    """Those arguments of a function's call that a tensor inside of the function depends on."""
+    """The arguments of a function's call that a tensor inside the function depends on."""
     used, seen, stack = set(), set(), [inner]
     while stack:
         current = stack.pop()
@@ -397,9 +397,9 @@ def _reads_data_inside(operation: tf.Operation) -> bool:
 
 
 def depends_on_samples() -> Callable[[tf.Tensor], bool]:
-    """A function that tells whether a tensor is computed from anything but what ranks share.
+    """A function that tells whether a tensor depends on anything that ranks do not share.
 
-    That is variables, constants, and sizes of axes other than the first.
+    They share variables, constants, and the sizes of all axes but the first.
     """
     return _Search(_reads_data).finds
 

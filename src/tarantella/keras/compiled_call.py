@@ -23,8 +23,8 @@ def call_compiled(
 ) -> Any:
     """What `call(*args, **kwargs)` returns, computed by a compiled function.
 
-    Masks and losses that layers leave behind on the way out are results too: they are handed
-    through, since tensors of a function are of no use outside of it.
+    Masks and losses that layers leave behind are results too, and are passed on: the tensors of
+    a function are of no use outside it.
     """
     leaves = tf.nest.flatten((args, kwargs))
     is_tensor = [tf.is_tensor(leaf) for leaf in leaves]

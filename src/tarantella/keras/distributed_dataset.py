@@ -16,23 +16,24 @@ from tarantella.runtime import world
 
 
 def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
-    """This rank's part of every global batch of a dataset, for a loop of your own.
+    """This rank's micro-batch of every global batch of a dataset, for a loop of your own.
 
     Every rank iterates over it in a Python loop, and takes as many steps as the dataset has
-    batches. The parts of the ranks differ by at most one sample. A rank that has no sample of a
-    batch, when there are fewer than ranks, is handed one that counts for nothing.
+    batches. The sizes of the ranks' micro-batches differ by at most one. If a batch has fewer
+    samples than there are ranks, a rank without one is handed a sample that counts for nothing.
 
-    A `tnt.keras.optimizers.Optimizer` knows the share of the batch that was handed out last: take
-    one step with each, and do not collect batches to use them later.
+    A `tnt.keras.optimizers.Optimizer` uses the share of the batch that was handed out last: take
+    one step with each batch, and do not collect batches to use them later.
 
     Args:
         dataset: A `tf.data.Dataset` batched with the global batch size, or other batches that
             `fit` takes, the same on all ranks.
-        tnt_micro_batch_size: How many samples a rank gets of each batch, if that is to be stated.
+        tnt_micro_batch_size: How many samples a rank gets of each batch, if you want to say so.
 
     Returns:
-        A `DistributedDataset`. Its `share` is this rank's part in the batch handed out last: the
-        sum over the ranks of a mean over the part, times the share, is the mean over the batch.
+        A `DistributedDataset`. Its `share` is this rank's share of the batch handed out last: a
+        mean over the micro-batch times the share, summed over the ranks, is the mean over the
+        global batch.
 
     Example:
 
@@ -73,7 +74,7 @@ def undistributed(x: Any, micro_batch_size: int | None) -> tuple[Any, int | None
 
 
 class DistributedDataset:
-    """What `tnt.distribute_dataset` makes: an iterable over this rank's parts of global batches.
+    """What `tnt.distribute_dataset` makes: an iterable over this rank's micro-batches.
 
     Attributes:
         dataset: The dataset that it was made from.
@@ -85,11 +86,11 @@ class DistributedDataset:
         self.micro_batch_size = micro_batch_size
         self._counts = (1, world.get_size())
         if not self._is_plain:
-            _ = self.feed  # what is wrong with the dataset is said here, not in the loop
+            _ = self.feed  # errors in the dataset are reported here, not in the loop
 
     @cached_property
     def feed(self) -> RankDataAdapter:
-        """The parts, as `fit` takes them."""
+        """The micro-batches, as `fit` takes them."""
         if self.micro_batch_size is None:
             return RankDataAdapter.of(self.dataset)
         return RankDataAdapter.of(self.dataset, micro_batch_size=self.micro_batch_size)
@@ -130,19 +131,19 @@ class DistributedDataset:
         return iter(self.dataset) if self._is_plain else self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        outer = share.current_counts()
-        self.feed.on_epoch_begin()
-        try:
-            for part in self.feed.get_tf_dataset():
-                self._counts = (int(part.count), int(part.total))
-                share.set_current(*self._counts)
-                end_phase("input", part.data)
-                yield _without_optionals(part.data)
-            # Back to the batch of a loop around this one. A loop that is left before its end
-            # may be followed by a step on the batch it was left with.
-            share.set_current(*outer)
-        finally:
-            self.feed.on_epoch_end()
+        with share.loop() as outer:
+            self.feed.on_epoch_begin()
+            try:
+                for micro_batch in self.feed.get_tf_dataset():
+                    self._counts = (int(micro_batch.count), int(micro_batch.total))
+                    share.set_current(*self._counts)
+                    end_phase("input", micro_batch.data)
+                    yield _without_optionals(micro_batch.data)
+                # Back to the batch of a loop around this one. A loop that is left before its end
+                # may be followed by a step on the batch it was left with.
+                share.set_current(*outer)
+            finally:
+                self.feed.on_epoch_end()
 
     @property
     def _is_plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""From the gradients of the ranks' parts to those of the global batch."""
+"""From the gradients of the ranks' micro-batches to those of the global batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.graph import engine
 from tarantella.graph.channel import Channel
+from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.graph.phases import end_phase
 from tarantella.internals.tensorflow import CALLS, called_graph
@@ -33,7 +33,7 @@ def give_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
 
 
 def weighted(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
-    """The gradients of means over a part, as this part's contribution to a global mean."""
+    """The gradients of means over a micro-batch, as its contribution to those of a global mean."""
     return [None if gradient is None else _scaled(gradient, share) for gradient in gradients]
 
 
@@ -41,7 +41,7 @@ def _scaled(gradient: Any, share: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = _scaled(gradient.values, share)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    # A rank without samples contributes zeros, whatever it computed on a sample of another's.
+    # A rank without samples contributes zeros, whatever it computed on another rank's sample.
     return tf.math.multiply_no_nan(gradient, tf.cast(share, gradient.dtype))
 
 
@@ -72,9 +72,9 @@ def sum_over_ranks(
 def _sum_of_slices(slices: tf.IndexedSlices, channel: Channel) -> tf.IndexedSlices:
     """The slices that one process would have for the global batch.
 
-    It has slices for each sample, one behind the other, and those of a lookup that depends on no
-    sample, as that of positions, once. This matters to an optimizer: Keras does not add up slices
-    of the same index, so a square of gradients is one of each slice.
+    It has slices for each sample, one after the other, and once those of a lookup that depends on
+    no sample, such as one of positions. This matters to an optimizer: Keras does not add up slices
+    of the same index, so it squares each slice and not their sum.
     """
     if tf.executing_eagerly():
         return _folded(channel.concatenate(slices), world.get_size())
@@ -112,7 +112,7 @@ def _lookups(
     """
     operation = indices.op
     if operation.type == "ConcatV2":
-        return [one for part in operation.inputs[:-1] for one in _lookups(part, depends)]
+        return [one for joined in operation.inputs[:-1] for one in _lookups(joined, depends)]
     if operation.type in ("Identity", "Cast"):
         return _lookups(operation.inputs[0], depends)
     if operation.type in CALLS and (graph := called_graph(operation)) is not None:
@@ -120,20 +120,20 @@ def _lookups(
             graph.outputs[indices.value_index],
             lambda inner: any(map(depends, arguments_for(operation, graph, inner))),
         )
-        # A function's own tensors are of no use outside: one size at most can be left open.
+        # A function's own tensors are of no use outside it: at most one size can be unknown.
         sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]
         is_here = indices.graph is tf.compat.v1.get_default_graph()
         if is_here and sizes.count(-1) <= 1:
-            parts = tf.split(indices, sizes)
-            return [(part, which) for part, (_, which) in zip(parts, inside, strict=True)]
+            split = tf.split(indices, sizes)
+            return [(one, which) for one, (_, which) in zip(split, inside, strict=True)]
     return [(indices, depends(indices))]
 
 
 def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
-    """Slices of all ranks, with those that are most likely no sample's added up.
+    """Slices of all ranks; those that most likely depend on no sample are added up.
 
-    Run eagerly, nothing shows where indices come from. Positions are rising and the same on all
-    ranks; those of samples hardly ever are.
+    In an eager step nothing shows where indices come from. Positions rise and are the same on all
+    ranks; indices of samples hardly ever do and are.
     """
     count = len(everyones.indices) // ranks
     if count < 2 or count * ranks != len(everyones.indices):
@@ -146,8 +146,6 @@ def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, everyones.indices[:count], everyones.dense_shape)
 
 
-def sum_in_turn(gradients: Sequence[Any]) -> list[Any]:
+def sum_in_program_order(gradients: Sequence[Any]) -> list[Any]:
     """The sums over the ranks, wherever in the user's functions they are asked for."""
-    return in_program_order(
-        "gradients", lambda: sum_over_ranks(gradients, engine.channel("gradients"))
-    )
+    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel("gradients")))

@@ -1,25 +1,22 @@
-"""State that layers write while they are trained, made one for all ranks in every step.
+"""State that layers write while they are trained, combined over the ranks in every step.
 
 Moving averages of batch normalization, counters, the vectors of spectral normalization, a
-codebook: each rank computes them from its part of the batch. At the end of the step they are
-put together, so that all ranks hold the same whenever anybody looks, and validation, saving or
-a callback need nothing special. Weights that no layer writes, such as frozen ones, cost nothing.
+codebook: each rank computes them from its micro-batch. At the end of the step they are combined,
+so that all ranks always hold the same state, and validation, saving and callbacks need nothing
+special. Weights that no layer writes, such as frozen ones, cost nothing.
 
 What a variable becomes goes by its `aggregation`, as Keras means it:
 
 - "none" and "mean": the mean over the ranks, each with as many samples as it had; or what its
   formula gives for the global batch, where a graph shows that it is no mean but, say, a sum;
-- "sum": what it was before the step and the changes of all ranks;
-- "only_first_replica", and numbers that are no fractions: the master's, which always has samples.
+- "sum": what it was before the step plus the changes of all ranks;
+- "only_first_replica", and integers: the master's, which always has samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 import keras
 import numpy as np
@@ -27,14 +24,15 @@ import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
-from tarantella.graph import engine
+from tarantella.graph.engine import channel
 from tarantella.internals import keras as internals
-from tarantella.keras import state
+from tarantella.keras import hooks, state
+from tarantella.keras.hooks import Handler, Hook
 from tarantella.runtime import world
 
-# Variables that layers were seen to write in training. A function of the user's that is traced
-# already goes on writing them unseen.
-_seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
+# Marks variables that layers were seen to write in training. A function of the user's that is
+# traced already keeps writing them, and no hook sees it.
+_WRITTEN = "_tnt_written_in_training"
 
 
 class LayerState:
@@ -42,7 +40,7 @@ class LayerState:
 
     Args:
         model: The model.
-        part: The data.
+        micro_batch: The data.
         is_fixed: Tells whether a tensor is known to be the same on all ranks.
         over_ranks: Returns what a tensor is over the samples of all ranks, if that is not the
             mean of the ranks' and can be known; otherwise the tensor.
@@ -51,18 +49,17 @@ class LayerState:
     def __init__(
         self,
         model: keras.Model,
-        part: MicroBatch,
+        micro_batch: MicroBatch,
         is_fixed: Callable[[tf.Tensor], bool],
         over_ranks: Callable[[tf.Tensor], tf.Tensor] = lambda value: value,
     ) -> None:
-        _check_stateful_layers(model, part)
+        _check_stateful_layers(model, micro_batch)
         self._model = model
-        self._part = part
+        self._micro_batch = micro_batch
         self._is_fixed = is_fixed
         self._over_ranks = over_ranks
-        self._has_samples = part.count > 0
+        self._has_samples = micro_batch.count > 0
         self._written: dict[int, Any] = {}
-        self._records = True
         self._before = {
             id(variable): tf.identity(variable.value)
             for variable in self._variables()
@@ -72,22 +69,14 @@ class LayerState:
     def _variables(self) -> list[Any]:
         return [*self._model.non_trainable_variables, *self._model.trainable_variables]
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """For a while, assignments of Keras variables are made known here."""
-        with internals.replaced(
-            internals.wrapped_methods(internals.AnyVariable, "assign", self._wrap_assign)
-        ):
-            yield
+    def handlers(self) -> dict[Hook, Handler]:
+        """Where Keras is led through here."""
+        return {hooks.ASSIGN_VARIABLE: self._assign}
 
-    def _wrap_assign(self, assign: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(assign)
-        def recorded_assign(variable: Any, value: Any) -> Any:
-            if self._records and not internals.in_stateless_scope():
-                value = self._record(variable, value)
-            return assign(variable, value)
-
-        return recorded_assign
+    def _assign(self, assign: Handler, variable: Any, value: Any) -> Any:
+        if not internals.in_stateless_scope():
+            value = self._record(variable, value)
+        return assign(variable, value)
 
     def _record(self, variable: Any, value: Any) -> Any:
         """Notes that a variable is written, and returns what to write."""
@@ -101,18 +90,9 @@ class LayerState:
             return self._over_ranks(value)
         return value
 
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """What an optimizer writes is the same on all ranks."""
-        self._records = False
-        try:
-            yield
-        finally:
-            self._records = True
-
     @property
     def written(self) -> list[Any]:
-        """The variables of layers which the step has written so far, and no optimizer."""
+        """The variables that layers have written so far; not what an optimizer has."""
         return [variable for variable in self._variables() if id(variable) in self._written]
 
     def combine(self, trained: bool) -> None:
@@ -125,7 +105,7 @@ class LayerState:
         if not variables:
             return
         # No rank waits for it before the next step; it begins when the layers have written.
-        sums = engine.channel("layers").allreduce(
+        sums = channel("layers").allreduce(
             [self._contribution(variable) for variable in variables],
             threshold=np.iinfo(np.int64).max,
         )
@@ -137,9 +117,11 @@ class LayerState:
         left_out = {id(v) for layer in layers for v in _left_to_ranks(layer)}
         written = {id(variable) for variable in self.written}
         if trained:
-            _seen.update({id(variable): variable for variable in self.written})
+            for variable in self.written:
+                setattr(variable, _WRITTEN, True)
             frozen = {id(v) for layer in layers if not layer.trainable for v in layer.variables}
-            written |= set(_seen) - frozen
+            before = {id(v) for v in self._variables() if hasattr(v, _WRITTEN)}
+            written |= before - frozen
         written -= left_out
         return [
             variable
@@ -153,17 +135,17 @@ class LayerState:
             change = _addable(value) - _addable(self._before[id(variable)])
             return tf.where(self._has_samples, change, tf.zeros_like(change))
         if _is_averaged(variable):
-            # Whole numbers stay whole with counts, where shares would round. A rank without
-            # samples contributes zeros, whatever it computed.
+            # Counts keep whole numbers whole, where shares would round. A rank without samples
+            # contributes zeros, whatever it computed.
             value = _addable(value)
-            return tf.math.multiply_no_nan(value, tf.cast(self._part.count, value.dtype))
+            return tf.math.multiply_no_nan(value, tf.cast(self._micro_batch.count, value.dtype))
         return value if world.is_master_rank() else tf.zeros_like(value)
 
     def _combined(self, variable: Any, total: tf.Tensor) -> tf.Tensor:
         if id(variable) in self._before:
             total += _addable(self._before[id(variable)])
         elif _is_averaged(variable):
-            total /= tf.cast(self._part.total, total.dtype)
+            total /= tf.cast(self._micro_batch.total, total.dtype)
         return tf.cast(total, variable.dtype)
 
 
@@ -184,9 +166,9 @@ def _left_to_ranks(layer: keras.layers.Layer) -> list[Any]:
     return []
 
 
-def _check_stateful_layers(model: keras.Model, part: MicroBatch) -> None:
-    """Asks for layers that keep a state for each sample of this rank's part of a batch."""
-    leaves = [leaf for leaf in tf.nest.flatten(part.data) if isinstance(leaf, tf.Tensor)]
+def _check_stateful_layers(model: keras.Model, micro_batch: MicroBatch) -> None:
+    """Raises an error if a stateful layer is not made for the size of a micro-batch."""
+    leaves = [leaf for leaf in tf.nest.flatten(micro_batch.data) if isinstance(leaf, tf.Tensor)]
     rows = next((leaf.shape[0] for leaf in leaves if leaf.shape.rank), None)
     for layer in internals.flat_layers(model):
         if not (isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states):
@@ -195,7 +177,7 @@ def _check_stateful_layers(model: keras.Model, part: MicroBatch) -> None:
         if rows is not None and rows != expected:
             raise InputError(
                 f"The layer '{layer.name}' is stateful and made for {expected} samples, but rank "
-                f"{world.get_rank()} has {rows} of a batch. Make the model for a rank's part, "
+                f"{world.get_rank()} has {rows} of a batch. Make the model for micro-batches, "
                 f"`keras.Input(batch_shape=({rows}, ...))`, with a global batch size that is a "
                 "multiple of the number of ranks."
             )

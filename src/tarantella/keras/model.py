@@ -230,7 +230,7 @@ class Model(keras.Model):
                 purpose="validation_",
             )
         self._start_from_master(feed)
-        feed.on_next_step(lambda total: self._tnt_advice.parts_have(total // world.get_size()))
+        feed.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             feed.explaining(),
             validation.explaining() if validation else nullcontext(),

@@ -1,28 +1,28 @@
 """Batch normalization on several ranks.
 
 With `synchronized=True` a layer normalizes with mean and variance of the global batch: each rank
-has those of its part, and one message puts them together. The backward pass is another message:
+has those of its micro-batch, and one message combines them. The backward pass is another message:
 the gradient of a sum over the ranks is the sum of the ranks' gradients.
 
-Without it each rank normalizes with the statistics of its part, which are poor if that is small.
+Without it each rank normalizes with the statistics of its micro-batch, which are poor if that is
+small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tarantella.data import share
 from tarantella.errors import InputError
-from tarantella.graph import engine
+from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.internals import keras as internals
+from tarantella.keras import hooks
+from tarantella.keras.hooks import Handler, Hook
 
 
 class GlobalMoments:
@@ -31,50 +31,41 @@ class GlobalMoments:
     Args:
         share: Returns this rank's share of the global batch; 0 if it computes on a sample that
             does not count.
-        loss_has_share: Tells, when gradients are computed, whether the loss was multiplied with
-            the share already. If not, that is done with the gradients later.
+        loss_has_share: Tells, when gradients are computed, whether the loss was multiplied by
+            the share already. If not, the gradients will be.
     """
 
     def __init__(self, share: Callable[[], tf.Tensor], loss_has_share: Callable[[], bool]) -> None:
         self._share = share
         self._loss_has_share = loss_has_share
 
-    def replacements(self) -> list[internals.Replacement]:
-        """Leads the moments of what is `synchronized` through here."""
-        layer = keras.layers.BatchNormalization
-        return [
-            *internals.wrapped_synchronized_moments(self._wrap_moments),
-            *internals.wrapped_methods(layer, "_moments", self._wrap_moments_of_layer),
-        ]
+    def handlers(self) -> dict[Hook, Handler]:
+        """Where Keras is led through here."""
+        return {
+            hooks.SYNCHRONIZED_MOMENTS: self._synchronized,
+            hooks.LAYER_MOMENTS: self._of_layer,
+        }
 
-    def _wrap_moments(self, moments: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(moments)
-        def global_moments(x: Any, axes: Any, keepdims: bool) -> Any:
-            own_mean, own_variance = tf.nn.moments(x, axes, keepdims=True)
-            count = tf.size(x, tf.int64) / tf.size(own_mean, tf.int64)
-            mean, variance = self._of_all(count, own_mean, own_variance)
-            return [value if keepdims else tf.squeeze(value, axes) for value in (mean, variance)]
+    def _synchronized(self, moments: Handler, x: Any, axes: Any, keepdims: bool) -> Any:
+        own_mean, own_variance = tf.nn.moments(x, axes, keepdims=True)
+        count = tf.size(x, tf.int64) / tf.size(own_mean, tf.int64)
+        mean, variance = self._of_all(count, own_mean, own_variance)
+        return [value if keepdims else tf.squeeze(value, axes) for value in (mean, variance)]
 
-        return global_moments
-
-    def _wrap_moments_of_layer(self, moments: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(moments)
-        def global_moments(layer: Any, inputs: Any, mask: Any) -> Any:
-            if mask is None or not layer.synchronized:
-                return moments(layer, inputs, mask)
-            axes = internals.reduction_axes(layer)
-            count, mean, variance = _masked_moments(inputs, mask, axes)
-            mean, variance = self._of_all(count, mean, variance, keras.config.epsilon())
-            return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
-
-        return global_moments
+    def _of_layer(self, moments: Handler, layer: Any, inputs: Any, mask: Any) -> Any:
+        if mask is None or not layer.synchronized:
+            return moments(layer, inputs, mask)
+        axes = internals.reduction_axes(layer)
+        count, mean, variance = _masked_moments(inputs, mask, axes)
+        mean, variance = self._of_all(count, mean, variance, keras.config.epsilon())
+        return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
     def _of_all(
         self, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float = 0.0
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of all ranks' values, from this rank's.
 
-        In float64, in which sums of squares tell variances well apart from means. `epsilon` is
+        In float64, in which a variance survives the subtraction of large squares. `epsilon` is
         what Keras adds to the number of values.
         """
         counted = tf.cast(self._share() > 0, tf.float64) * tf.cast(count, tf.float64)
@@ -92,10 +83,10 @@ class GlobalMoments:
         return tf.cast(mean_of_all, mean.dtype), tf.cast(variance_of_all, variance.dtype)
 
     def _sum_gradients(self, *gradients: tf.Tensor) -> list[tf.Tensor]:
-        """What the losses of all ranks together ask for.
+        """The gradients of the losses of all ranks.
 
-        A rank without samples has no say. If gradients get the share of this rank later, they
-        get those of the others here, and this rank's is taken off.
+        A rank without samples contributes nothing. If gradients are multiplied by this rank's
+        share later, the ranks' are weighted by their shares here, and divided by this rank's.
         """
         if self._loss_has_share():
             weight = tf.cast(self._share() > 0, tf.float64)
@@ -128,7 +119,7 @@ def _refuse_gradients_of_gradients(*gradients: tf.Tensor) -> Any:
 def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     everything = np.iinfo(np.int64).max
     return in_program_order(
-        "statistics", lambda: engine.channel("statistics").allreduce(tensors, everything)
+        "statistics", lambda: channel("statistics").allreduce(tensors, everything)
     )
 
 
@@ -145,24 +136,6 @@ def _masked_moments(
     return count, mean, tf.reduce_sum(squares, axes, keepdims=True) / divisor
 
 
-# Training loops of the user's own
-
-
-@contextmanager
-def synchronized_in_own_loop(model: keras.Model) -> Iterator[None]:
-    """Leads a call of a model outside of our steps to the statistics of the global batch.
-
-    That is the batch which a `tnt.distribute_dataset` has handed out last. The gradients get
-    their shares from a `tnt.keras.optimizers.Optimizer`.
-    """
-    if not synchronized_layers(model):
-        yield
-        return
-    moments = GlobalMoments(share.current, loss_has_share=lambda: False)
-    with internals.replaced(moments.replacements()):
-        yield
-
-
 # Which layers do what
 
 
@@ -172,7 +145,7 @@ def synchronized_layers(model: keras.Model) -> list[str]:
 
 
 def local_layers(model: keras.Model, written: Sequence[Any]) -> list[str]:
-    """The names of layers that have normalized with the statistics of this rank's part."""
+    """The names of layers that have normalized with the statistics of this rank's micro-batch."""
     ids = {id(variable) for variable in written}
     return [
         layer.name
@@ -187,6 +160,3 @@ def _trained_layers(model: keras.Model) -> list[Any]:
         for layer in internals.flat_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ]
-
-
-# What the user is told

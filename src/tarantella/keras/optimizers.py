@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,29 +11,24 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.agreement import check_same
-from tarantella.data import share
 from tarantella.errors import InputError, MismatchError
 from tarantella.internals import keras as internals
-from tarantella.keras import gradients, step
-from tarantella.runtime import world
-
-# Optimizers that apply gradients right now; what one has summed its inner one must not.
-_applying: list[Optimizer] = []
+from tarantella.keras import own_loop
 
 
 class Optimizer(keras.optimizers.Optimizer):
     """Makes a Keras optimizer apply the gradients of all ranks, in a loop of your own.
 
-    What comes back is an optimizer of the class of the one passed in, and both are one in all
-    they hold: learning rate, iterations, variables. When gradients are handed to it, by
-    `apply_gradients` or `apply`, they are summed over the ranks first, each with the share that
-    its rank has in the global batch: of the batch that a `tnt.distribute_dataset` handed out last,
-    or equal shares where there is none.
+    What comes back is an optimizer of the class of the one passed in, and the two share all they
+    hold: learning rate, iterations, variables. Gradients that are handed to it, by
+    `apply_gradients` or `apply`, are summed over the ranks first, each weighted by its rank's
+    share of the global batch: the batch that a `tnt.distribute_dataset` handed out last. Without
+    one, all ranks have equal shares.
 
-    So the loss must be a mean over the samples of the rank's part, as Keras losses are. What the
-    optimizer does with gradients, as clipping, it does with those of the global batch. All ranks
-    must apply their gradients equally often, for the same variables with the same values, which
-    the first time is checked.
+    So the loss must be a mean over the samples of the micro-batch, as Keras losses are. What the
+    optimizer does with gradients, such as clipping, it does with those of the global batch. All
+    ranks must apply their gradients equally often, for the same variables with the same values;
+    this is checked the first time.
 
     Wrap the outermost optimizer: the `LossScaleOptimizer`, not the one inside it. In `fit` of a
     `tnt.Model`, which does all this itself, the wrapped optimizer works like the plain one.
@@ -75,29 +69,9 @@ class Optimizer(keras.optimizers.Optimizer):
         """Leaves everything as it is in the optimizer that was passed in."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Updates the variables with the ranks' gradients, put together."""
-        if world.get_size() == 1 or step.current() is not None or _applying:
+        """Updates the variables with the sums of the ranks' gradients."""
+        with own_loop.applying(self._check_ranks_agree):
             return super().apply(grads, trainable_variables)
-        grads = list(grads)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        if trainable_variables is not None or self.built:
-            variables = trainable_variables or self._trainable_variables
-            gradients.give_shapes(grads, variables)
-            self._check_ranks_agree(grads, variables)
-            grads = gradients.sum_in_turn(gradients.weighted(grads, share.current()))
-        with self._outermost():
-            result = super().apply(grads, trainable_variables)
-        gradients.end_update(trainable_variables or self._trainable_variables)
-        return result
-
-    @contextmanager
-    def _outermost(self) -> Iterator[None]:
-        _applying.append(self)
-        try:
-            yield
-        finally:
-            _applying.pop()
 
     def _check_ranks_agree(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Finds out, the first time, whether the ranks would train something different."""

@@ -10,15 +10,16 @@ from typing import Any
 import keras
 
 from tarantella.data.micro_batch import MicroBatch
-from tarantella.graph import engine
+from tarantella.graph.engine import channel
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
-from tarantella.keras import normalization, prediction, state
+from tarantella.keras import hooks, normalization, own_loop, prediction, state
 from tarantella.keras.advice import Advice
 from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.compiled_call import call_compiled
 from tarantella.keras.layer_state import LayerState
-from tarantella.keras.step import Step, current, global_results
+from tarantella.keras.metrics import global_results
+from tarantella.keras.step import Step, current
 from tarantella.keras.stop_requests import StopsTogether
 from tarantella.runtime import world
 
@@ -53,7 +54,7 @@ class RankSteps(StopsTogether, keras.Model):
     """What a model does differently on several ranks, around what its own class does.
 
     It stands in front of the class of the user's model: a `train_step` of the user's is called
-    from here, on this rank's part. `Model`, with `fit` and all that, stands behind that class:
+    from here, on this rank's micro-batch. `Model`, with `fit` and so on, stands behind that class:
     a user's `fit` calls it as it would call Keras's.
     """
 
@@ -70,14 +71,14 @@ class RankSteps(StopsTogether, keras.Model):
             return super().train_step(data)
         step_on = vars(self).get("train_step", super().train_step)
         end_phase("input", data.data)
-        step = Step(self, data, shares_logs=self._shares_logs("train"))
+        step = Step(self, data, global_results=self._needs_batch_logs("train"))
         with (
             self._tnt_new_variables.shared(self),
             self._compiled_calls(self._can_be_compiled()),
             step.running(),
         ):
-            logs = step.global_logs(step_on(data.data))
-        self._tnt_advice.layers_used_own_parts(
+            logs = step.metrics.global_logs(step_on(data.data))
+        self._tnt_advice.layers_used_own_statistics(
             normalization.local_layers(self, step.layer_state.written)
         )
         return logs
@@ -88,9 +89,9 @@ class RankSteps(StopsTogether, keras.Model):
             return super().test_step(data)
         step_on = vars(self).get("test_step", super().test_step)
         end_phase("input", data.data)
-        step = Step(self, data, shares_logs=self._shares_logs("test"))
+        step = Step(self, data, global_results=self._needs_batch_logs("test"))
         with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
-            logs = step.global_logs(step_on(data.data))
+            logs = step.metrics.global_logs(step_on(data.data))
         end_phase("evaluation", logs)
         return logs
 
@@ -102,7 +103,7 @@ class RankSteps(StopsTogether, keras.Model):
         end_phase("input", data.data)
         layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
         with self._tnt_new_variables.shared(self), self._compiled_calls():
-            with layer_state.recorded():
+            with hooks.led_through(layer_state.handlers()):
                 outputs = step_on(data.data)
             layer_state.combine(trained=False)
         end_phase("prediction", outputs)
@@ -115,26 +116,26 @@ class RankSteps(StopsTogether, keras.Model):
             return super().get_metrics_result()
         compute, step = super().get_metrics_result, current()
         if step is not None:
-            return step.results_of(compute, self.metrics)
-        return global_results(compute, self.metrics, engine.channel("metrics"))
+            return step.metrics.results_of(compute, self.metrics)
+        return global_results(compute, self.metrics, channel("metrics"))
 
     def _aggregate_additional_loss(self, loss: Any) -> Any:
         """Sums up what was handed to `add_loss`, as Keras does, over the samples of all ranks."""
         total, step = super()._aggregate_additional_loss(loss), current()
-        return total if step is None else step.added_loss(loss, total)
+        return total if step is None else step.numbers.added_loss(loss, total)
 
     def _own_results(self) -> dict[str, Any]:
-        """The metrics of this rank's part of the data."""
+        """The metrics of this rank's samples."""
         return internals.python_logs(super().get_metrics_result())
 
-    # Logs of batches that nobody looks at are not put together.
+    # Metrics are summed over the ranks in a step only if someone reads the logs of batches.
 
-    def _shares_logs(self, phase: str) -> bool:
-        return phase in self._tnt_batch_logs or self._uses_logs
+    def _needs_batch_logs(self, phase: str) -> bool:
+        return phase in self._tnt_batch_logs or self._overrides_step_methods
 
     @property
-    def _uses_logs(self) -> bool:
-        """Whether a method of the user's might use what metrics have to say in a step."""
+    def _overrides_step_methods(self) -> bool:
+        """Whether a method of the user's might use the results of metrics in a step."""
         plain = self._tnt_plain_class
         return any(
             getattr(plain, name) is not getattr(keras.Model, name) or name in vars(self)
@@ -150,7 +151,7 @@ class RankSteps(StopsTogether, keras.Model):
 
     @contextmanager
     def _batch_logs(self, phases: frozenset[str]) -> Iterator[None]:
-        """For a while, the logs of batches are looked at in these phases."""
+        """For a while, someone reads the logs of batches in these phases."""
         before, self._tnt_batch_logs = self._tnt_batch_logs, phases
         try:
             yield
@@ -160,8 +161,8 @@ class RankSteps(StopsTogether, keras.Model):
     def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
         """Has Keras make a function of steps, once with and once without the logs of batches.
 
-        Both are made at once, and each call goes to one of them: whoever takes the function, or
-        puts another one in its place for a while, knows of a single one.
+        Both are made at once, and each call goes to one of them. Outside there is a single
+        function, which others can take, or replace for a while.
 
         Args:
             phase: "train" or "test".
@@ -170,22 +171,23 @@ class RankSteps(StopsTogether, keras.Model):
         """
         name = f"{phase}_function"
         present = getattr(self, name)
-        if self._uses_logs or world.get_size() == 1 or (present is not None and not force):
+        is_made = present is not None and not force
+        if self._overrides_step_methods or world.get_size() == 1 or is_made:
             return make(force=True) if force else make()  # a user's own may take no argument
         functions = {}
-        for shared in (False, True):
+        for with_logs in (False, True):
             make(force=True)
-            functions[shared] = getattr(self, name)
-        setattr(self, name, lambda data: functions[self._shares_logs(phase)](data))
+            functions[with_logs] = getattr(self, name)
+        setattr(self, name, lambda data: functions[self._needs_batch_logs(phase)](data))
         return None
 
-    # Compilation: what communicates is not compiled by XLA, the calls of the model are.
+    # XLA compiles the calls of the model, and not what communicates.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._tnt_compiles_calls:
             if world.get_size() == 1 or current() is not None:
                 return super().__call__(*args, **kwargs)
-            with normalization.synchronized_in_own_loop(self):
+            with own_loop.calling(self):
                 return super().__call__(*args, **kwargs)
         with self._compiled_calls(False):
             return call_compiled(self, super().__call__, args, kwargs)

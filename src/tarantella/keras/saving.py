@@ -13,6 +13,7 @@ import keras
 from tarantella.comm import agreement, buffers, master_done
 from tarantella.comm.master_done import Subject
 from tarantella.internals import keras as internals
+from tarantella.keras import hooks
 from tarantella.keras.hdf5 import checked_writes
 from tarantella.runtime import messages, world
 from tarantella.runtime.atomic_write import atomic_write
@@ -182,7 +183,7 @@ def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
     with (
         atomic_write(target.path, world.get_rank(), alone) as place,
         checked_writes(),
-        internals.messages_about(str(place), target.path),
+        hooks.messages_about(str(place), target.path),
     ):
         save(str(place), **target.options)
 

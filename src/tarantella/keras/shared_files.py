@@ -1,53 +1,42 @@
-"""Files that every rank asks Keras for at the same time.
+"""Files that all ranks ask Keras for at the same time.
 
 A script runs on all ranks, so all of them download the same dataset into the same cache, and make
-the same folder for a checkpoint. Keras expects to be alone there.
+the same folder for a checkpoint. Keras expects to be the only process there.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tarantella.internals import keras as internals
+from tarantella.keras import hooks
+from tarantella.keras.hooks import Handler
 
 
 def install() -> None:
     """Has Keras share its files with the other ranks; does nothing the second time."""
-    internals.wrap_function("get_file", _one_after_the_other)
-    internals.wrap_function("makedirs", _if_it_is_not_there)
+    hooks.always_led_through({hooks.GET_FILE: _get_file, hooks.MAKE_FOLDERS: _makedirs})
 
 
-def _one_after_the_other(get_file: Callable[..., Any]) -> Callable[..., Any]:
+def _get_file(get_file: Handler, *args: Any, **kwargs: Any) -> Any:
     """Lets one rank download a file; the others find it in the cache."""
-
-    @functools.wraps(get_file)
-    def locked(*args: Any, **kwargs: Any) -> Any:
-        with _lock():
-            return get_file(*args, **kwargs)
-
-    return locked
+    with _lock():
+        return get_file(*args, **kwargs)
 
 
-def _if_it_is_not_there(makedirs: Callable[..., Any]) -> Callable[..., Any]:
+def _makedirs(makedirs: Handler, path: Any) -> Any:
     """Makes a folder that another rank may just have made."""
-
-    @functools.wraps(makedirs)
-    def tolerant(path: Any) -> Any:
-        try:
-            return makedirs(path)
-        except FileExistsError:
-            if not Path(path).is_dir():
-                raise
-        return None
-
-    return tolerant
+    try:
+        return makedirs(path)
+    except FileExistsError:
+        if not Path(path).is_dir():
+            raise
+    return None
 
 
 @contextmanager
@@ -62,7 +51,7 @@ def _locked_file() -> IO[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return _locked(folder / ".tarantella.lock")
-    except OSError:  # it cannot be written, or its file system knows no locks: one of the host
+    except OSError:  # not writeable, or a file system without locks: lock on this host only
         return _locked(Path(tempfile.gettempdir(), f"tarantella-{os.getuid()}.lock"))
 
 

@@ -1,10 +1,9 @@
-"""All ranks start from the master rank's weights, however and whenever they were made."""
+"""All ranks start from the master rank's weights, whenever these are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import keras
@@ -16,11 +15,13 @@ from tarantella.comm.agreement import check_same
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.randomness import seed_of_rank
 from tarantella.internals import keras as internals
+from tarantella.keras import hooks
+from tarantella.keras.hooks import Handler
 from tarantella.runtime import world
 
 
 class NewVariables:
-    """Variables that a model makes in a step: they start from the master's values, too.
+    """Variables that a model makes in a step, which start from the master's values, too.
 
     A step that runs eagerly uses a variable as soon as it has it. While TensorFlow traces a step,
     a variable is given its value either at once, by Keras, or when the step has been traced; then
@@ -32,25 +33,21 @@ class NewVariables:
 
     @contextmanager
     def shared(self, model: keras.Model) -> Iterator[None]:
-        """Has the variables that are made in a step of a model start from the master's values.
+        """Makes the variables that a step of a model makes start from the master's values.
 
         All ranks must make the same ones.
         """
         self._share(model)
         eager = tf.executing_eagerly()
 
-        def wrap(initialize: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(initialize)
-            def initialize_alike(variable: Any, value: Any) -> None:
-                initialize(variable, value)
-                self._pending.append(variable)
-                if eager:
-                    self._share(model)
-
-            return initialize_alike
+        def initialize_alike(initialize: Handler, variable: Any, value: Any) -> None:
+            initialize(variable, value)
+            self._pending.append(variable)
+            if eager:
+                self._share(model)
 
         try:
-            with internals.replaced(internals.wrapped_initialization(wrap)):
+            with hooks.led_through({hooks.INITIALIZE_VARIABLE: initialize_alike}):
                 yield
             self._share(model)
         except BaseException:
@@ -62,13 +59,13 @@ class NewVariables:
         if not self._pending:
             return
         of_optimizers = {id(variable) for variable in _optimizer_variables(model)}
-        # Those are the same everywhere, and many.
+        # Those are the same on all ranks, and many.
         pending = [v for v in self._pending if id(v) not in of_optimizers]
         with tf.init_scope():
             ready = [bool(internals.tf_variable(v).is_initialized()) for v in pending]
             self._pending = [v for v, is_ready in zip(pending, ready, strict=True) if not is_ready]
             made = [v for v, is_ready in zip(pending, ready, strict=True) if is_ready]
-            # A generator for all that have no seed may be there already on some ranks.
+            # Some ranks may have the generator for what has no seed already.
             for variable in filter(is_seed, made):
                 _set(variable, _value(variable), world.get_rank())
             if made := [variable for variable in made if not is_seed(variable)]:

@@ -1,4 +1,4 @@
-"""The class of a wrapped model: the user's own, with our steps before it and our API behind it."""
+"""The class of a wrapped model: the user's, with our steps in front and our API behind."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+"""This rank's share of the global batch in one step."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tarantella.data.micro_batch import MicroBatch
+from tarantella.data.share import ThreadShares
+
+_shares = ThreadShares()
+
+
+class StepShare:
+    """This rank's samples divided by those of all, for every function that a step calls.
+
+    A tensor is of use in its own graph only. A function of the user's that is traced in one step
+    and called by others as well reads a variable instead, which each step writes.
+    """
+
+    def __init__(self, micro_batch: MicroBatch) -> None:
+        count, total = (tf.cast(n, tf.float64) for n in (micro_batch.count, micro_batch.total))
+        self._value = count / total
+        self._graph = _current_graph()
+        self._variable = _shares.own()
+        alive = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
+        for variable in _shares.to_write(used_by=alive):
+            variable.assign(self._value)
+
+    def is_of_current_graph(self) -> bool:
+        """Whether the step itself is being traced or run, and not a function that it calls."""
+        return _current_graph() is self._graph
+
+    def value(self) -> tf.Tensor:
+        """The share, in float64."""
+        if self.is_of_current_graph():
+            return self._value
+        return tf.convert_to_tensor(self._variable)
+
+    def has_samples(self) -> tf.Tensor:
+        """Whether this rank has a sample of its own."""
+        return self.value() > 0
+
+    def times(self, number: tf.Tensor) -> tf.Tensor:
+        """A mean over this rank's samples, as its contribution to that of the global batch."""
+        return number * tf.cast(self.value(), number.dtype)
+
+    def inverse(self) -> tf.Tensor:
+        """What the share is divided by; 0 if it is 0."""
+        return tf.math.divide_no_nan(tf.ones((), tf.float64), self.value())
+
+    def divide(self, number: tf.Tensor) -> tf.Tensor:
+        """A sum over this rank's samples, such that it counts as it is once it has the share."""
+        return number * tf.cast(self.inverse(), number.dtype)
+
+
+def _current_graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
