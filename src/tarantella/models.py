@@ -1,7 +1,7 @@
-"""Functions of `keras.models` whose models train on all ranks.
+"""The functions of `keras.models`, for models that train on all ranks.
 
-Every rank must call them, and gets a model with the weights of the master's. If one rank fails,
-all raise its error.
+Every rank must call them, and gets a model with the master's weights. If one rank fails, all ranks
+raise its error.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def load_model(
     compile: bool = True,  # noqa: A002  # as in Keras
     safe_mode: bool = True,
 ) -> Model:
-    """Loads a model that Keras or Tarantella has saved, as `keras.models.load_model`.
+    """Loads a model that Keras or Tarantella saved, as `keras.models.load_model`.
 
     Args:
         filepath: The file or folder, which every rank reads.
         custom_objects: Classes and functions of your own by name, if they are not registered.
-        compile: Whether to compile it, if it was compiled when it was saved.
-        safe_mode: False if the file may bring code with it, in `Lambda` layers.
+        compile: Whether to compile the model, if it was compiled when it was saved.
+        safe_mode: False to allow code in the file, in `Lambda` layers.
 
     Returns:
-        A `tnt.Model` that goes on training where the saved one stopped.
+        A `tnt.Model` that resumes training where the saved one stopped.
 
     Example:
 
@@ -67,14 +67,14 @@ def save_model(
     tnt_save_all_devices: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Saves a `tnt.Model` or a `keras.Model` in the way of `tnt.Model.save`.
+    """Saves a `tnt.Model` or a `keras.Model`, as `tnt.Model.save` does.
 
     Args:
         model: The model.
-        filepath: Where to; with no ending, it becomes a folder.
-        overwrite: Whether to overwrite what is there, or to ask.
-        zipped: Whether to write one file, or a folder.
-        tnt_save_all_devices: Whether every rank writes, and not the master alone.
+        filepath: The path; without an extension, a folder is made.
+        overwrite: If False, ask before overwriting a file.
+        zipped: If False, write a folder instead of one file.
+        tnt_save_all_devices: Whether every rank writes, rather than the master alone.
         kwargs: Further options of Keras.
     """
     if not isinstance(model, keras.Model):
@@ -92,8 +92,8 @@ def model_from_config(config: Any, custom_objects: Any = None) -> Model:
     """Makes a model from what `get_config` returned, with new weights.
 
     Args:
-        config: Of a Functional or Sequential model; or of any, with the name of its class, as
-            `keras.saving.serialize_keras_object` returns it.
+        config: The configuration of a Functional or Sequential model; or of any model, with the
+            name of its class, as `keras.saving.serialize_keras_object` returns it.
         custom_objects: Classes and functions of your own by name, if they are not registered.
     """
     return distributed(lambda: loading.from_config(config, custom_objects), "model_from_config")
@@ -107,7 +107,7 @@ def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
 def model_from_yaml(yaml_string: str, custom_objects: Any = None) -> Model:
     """Makes a model from what `to_yaml` returned, with new weights.
 
-    Tags that would make YAML run code are refused.
+    YAML tags that would run code are refused.
     """
     return distributed(lambda: loading.from_yaml(yaml_string, custom_objects), "model_from_yaml")
 

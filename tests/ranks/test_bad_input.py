@@ -124,7 +124,7 @@ def test_versions(command: tuple[str, ...], message: str, tmp_path: Path) -> Non
 SAMPLES = "InputError: {} is {}; it must be a whole number of samples, 1 or more."
 STEPS = "InputError: {} is {}; it must be a whole number of batches, 1 or more. Leave it out"
 COMPILE = "InputError: `{}` needs a compiled model: call `model.compile(optimizer=..., loss=...)`"
-CONTRADICTION = "InputError: tnt_micro_batch_size=3 contradicts the batch size 8: 2 ranks, each"
+CONTRADICTION = "InputError: tnt_micro_batch_size=3 contradicts the batch size 8: 2 ranks with 3"
 NOT_BATCHED = "InputError: The dataset is not in batches. Batch it with the global batch size"
 NO_SAMPLES = "InputError: There are no samples in the data: `predict` needs at least one."
 DAMAGED = "InputError: The file '{}' cannot be loaded: {}"
@@ -184,9 +184,9 @@ TRIED = {
     "fit(x, y[:7])": "ValueError: Data cardinality is ambiguous.",
     "evaluate(x, y[:7])": "ValueError: Data cardinality is ambiguous.",
     "model.train_on_batch(x, y[:7])": "have different numbers of samples: [7, 16]",
-    "fit(text, y)": "InputError: `x` has an array of text, where Keras takes numbers.",
-    "fit(x, text)": "InputError: `y` has an array of text, where Keras takes numbers.",
-    "fit(x.astype(object), y)": "InputError: `x` has an array of Python objects, where Keras",
+    "fit(text, y)": "InputError: `x` has an array of text, but Keras takes numbers.",
+    "fit(x, text)": "InputError: `y` has an array of text, but Keras takes numbers.",
+    "fit(x.astype(object), y)": "InputError: `x` has an array of Python objects, but Keras",
     "fit(tf.data.Dataset.from_tensor_slices((text, y)).batch(4))": (
         "InputError: The data are text, but the model 'model' takes numbers (float32). Turn the"
     ),
@@ -230,11 +230,11 @@ TRIED = {
     "model.save('model.txt')": "Invalid filepath extension for saving.",
     "model.save_weights('missing/model.weights.h5')": "FileNotFoundError: [Errno 2] ",
     # Descriptions
-    "tnt.models.model_from_json('{')": "InputError: This is not the text of a `to_json`, but no J",
-    "tnt.models.model_from_json('[' * 100000)": "InputError: This is not the text of a `to_json`",
-    "tnt.models.model_from_json(model.to_json()[:99])": "InputError: This is not the text of a `",
-    "tnt.models.model_from_yaml('a: [')": "InputError: This is not the text of a `to_yaml`, but",
-    "tnt.models.model_from_yaml('\\0\\1')": "InputError: This is not the text of a `to_yaml`, but",
+    "tnt.models.model_from_json('{')": "InputError: This is not the result of `to_json`, as it is",
+    "tnt.models.model_from_json('[' * 100000)": "InputError: This is not the result of `to_json`",
+    "tnt.models.model_from_json(model.to_json()[:99])": "InputError: This is not the result of `",
+    "tnt.models.model_from_yaml('a: [')": "InputError: This is not the result of `to_yaml`, as",
+    "tnt.models.model_from_yaml('\\0\\1')": "InputError: This is not the result of `to_yaml`, as",
     # Weights with which there is nothing to compute: they are loaded, with a warning
     "load_model('nan.keras')": "nothing wrong",
     "model.load_weights('nan.weights.h5')": "nothing wrong",

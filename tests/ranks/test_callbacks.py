@@ -26,7 +26,7 @@ from oracle import (
 )
 
 import tarantella as tnt
-from tarantella.keras import callback_list
+from tarantella.keras import callback_agreement
 from tarantella.keras.metrics import global_results
 from tarantella.runtime import configuration
 
@@ -248,7 +248,7 @@ class WatchingCheckpoint(keras.callbacks.ModelCheckpoint):
 
 def test_callbacks_that_only_look_on_do_so_when_wrapped_or_subclassed(tmp_path: Path) -> None:
     def exchanged(callback: Any) -> tuple[set[str], set[str]]:
-        common = callback_list.agree([callback], 0, trains=True)
+        common = callback_agreement.agree([callback], 0, trains=True)
         return set(common.reads), set(common.acts)
 
     path = str(tmp_path / "model.keras")
@@ -864,8 +864,8 @@ def test_a_marked_callback_works_in_plain_keras() -> None:
         (lambda: tnt.keras.callbacks.Callback(print), "takes a Keras callback, not"),
         (lambda: tnt.keras.callbacks.Callback(Recorder), "not Recorder. Make one first"),
         (lambda: tnt.keras.callbacks.Callback(Recorder(), aggregate_logs=1), "aggregate_logs is 1"),
-        (lambda: train(tnt.Model, lambda: ["csv"]), "'csv' in it, which is no callback"),
-        (lambda: train(tnt.Model, lambda: [Recorder]), "which is no callback"),
+        (lambda: train(tnt.Model, lambda: ["csv"]), "contains 'csv', which is not a callback"),
+        (lambda: train(tnt.Model, lambda: [Recorder]), "which is not a callback"),
         (
             lambda: tnt.keras.callbacks.Callback(keras.callbacks.CallbackList([])),
             "one by one",

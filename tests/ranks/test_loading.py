@@ -327,14 +327,14 @@ def test_config_of_a_class_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("function", "argument", "message"),
     [
-        ("model_from_json", "{", "no JSON"),
-        ("model_from_json", None, "no JSON"),
-        ("model_from_json", "[1]", "not the text of a model"),
-        ("model_from_yaml", "a: [", "no YAML"),
-        ("model_from_yaml", "just a word", "not the text of a model"),
-        ("model_from_yaml", "!!python/object/apply:os.getcwd []", "no YAML"),
+        ("model_from_json", "{", "not valid JSON"),
+        ("model_from_json", None, "not valid JSON"),
+        ("model_from_json", "[1]", "not the result of"),
+        ("model_from_yaml", "a: [", "not valid YAML"),
+        ("model_from_yaml", "just a word", "not the result of"),
+        ("model_from_yaml", "!!python/object/apply:os.getcwd []", "not valid YAML"),
         ("model_from_config", "functional", "not from str"),
-        ("model_from_config", {"units": 4}, "of a class of your own"),
+        ("model_from_config", {"units": 4}, "For a class of your own"),
         ("load_model", 5, ""),
     ],
 )

@@ -158,7 +158,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
     return weights(folder)
 
 
-SAVED = "tarantella WARNING: Asked to end by SIGTERM: the training is saved in backup, after step "
+SAVED = "tarantella WARNING: Stopped by SIGTERM: the training is saved in backup, after step "
 
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM"])

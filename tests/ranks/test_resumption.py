@@ -1,4 +1,4 @@
-"""Training that was interrupted goes on where it stopped, and ends as if it never had."""
+"""Training that was interrupted resumes where it stopped, and ends as if it never had been."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def test_a_backup_of_another_model(shared_tmp_path: Path) -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
         return model
 
-    with pytest.raises(InputError, match="cannot be restored: .* Go on with the model"):
+    with pytest.raises(InputError, match="cannot be restored: .* Resume with the model"):
         train(arrays, lambda: [backup()], make=other)
 
 

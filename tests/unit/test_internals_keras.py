@@ -6,9 +6,11 @@ A failure here after an update of Keras says what to look at in `tarantella.inte
 from __future__ import annotations
 
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -80,6 +82,110 @@ def test_which_events_a_callback_handles() -> None:
     assert internals.handles(Old(), "train_batch_end")
     assert not internals.handles(Old(), "test_batch_end")
     assert internals.handles(keras.callbacks.ProgbarLogger(), "predict_batch_end")
+
+
+def _stateful_callbacks() -> dict[str, Any]:
+    return {
+        "EarlyStopping": keras.callbacks.EarlyStopping("loss"),
+        "History": keras.callbacks.History(),
+        "ModelCheckpoint": keras.callbacks.ModelCheckpoint("{epoch}.keras", save_freq=100),
+        "ReduceLROnPlateau": keras.callbacks.ReduceLROnPlateau("loss"),
+        "SwapEMAWeights": keras.callbacks.SwapEMAWeights(),
+    }
+
+
+def test_callbacks_have_the_state_that_backups_keep(caplog: pytest.LogCaptureFixture) -> None:
+    callbacks = _stateful_callbacks()
+    assert set(callbacks) == set(internals.CALLBACK_STATE)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+
+    def check(*_: Any, **__: Any) -> None:
+        for name, callback in callbacks.items():
+            assert internals.callback_state(callback, name) is not None, (VERSION, caplog.text)
+
+    # At the first moment at which a backup restores them, and whenever one is written.
+    checks = keras.callbacks.LambdaCallback(on_epoch_begin=check, on_train_batch_end=check)
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[*callbacks.values(), checks])
+
+
+def test_missing_state_of_a_callback_is_not_lost_silently(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renamed = keras.callbacks.ReduceLROnPlateau("loss")
+    del renamed.cooldown_counter
+    for _ in range(2):
+        assert internals.callback_state(renamed, "ReduceLROnPlateau") is None
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "The state of ReduceLROnPlateau is not resumed" in warning.message
+    assert "`cooldown_counter`" in warning.message
+
+
+def test_the_size_of_a_csv_log(tmp_path: Path) -> None:
+    logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    logger.set_model(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    logger.on_train_begin()
+    sizes = []
+    for epoch in range(2):
+        logger.on_epoch_end(epoch, {"loss": 1.0})
+        sizes.append(internals.csv_size(logger))
+    internals.shorten_csv(logger, sizes[0])
+    logger.on_train_end()
+    assert (tmp_path / "log.csv").stat().st_size == sizes[0] < sizes[1]
+
+
+def test_keras_saves_to_another_class_of_hdf5_files_only_where_it_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    class File(h5py.File):
+        def __init__(self, name: Any, *args: Any, **kwargs: Any) -> None:
+            opened.append(Path(name).name)
+            super().__init__(name, *args, **kwargs)
+
+    chosen: list[Any] = [h5py.File]
+    for module in (internals.saving_lib, internals.legacy_h5_format):
+        monkeypatch.setattr(module, "h5py", h5py)  # put back in the end
+    internals.install_hdf5_files(lambda: chosen[0])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.save_weights(tmp_path / "plain.weights.h5")
+    chosen[0] = File
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.save(tmp_path / "model.h5")
+    assert opened == ["model.weights.h5", "model.h5"], VERSION
+
+
+def test_messages_of_keras_name_another_path(capfd: pytest.CaptureFixture[str]) -> None:
+    def say() -> None:
+        internals.io_utils.print_msg("Saved artifact at '/a/.b'.")
+
+    with internals.messages_about("/a/.b", "model"):
+        say()
+        thread = threading.Thread(target=say)
+        thread.start()
+        thread.join()
+    say()
+    lines = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert lines == ["Saved artifact at 'model'.", *["Saved artifact at '/a/.b'."] * 2], VERSION
+
+
+def test_the_functions_that_datasets_read_from_can_be_wrapped() -> None:
+    def batches() -> Any:
+        yield (np.ones((2, 1)),)
+
+    def doubled(begin: Any) -> Any:
+        return lambda: (tree_map(batch) for batch in begin())
+
+    def tree_map(batch: Any) -> Any:
+        return keras.tree.map_structure(lambda leaf: 2 * leaf, batch)
+
+    with internals.read_with(doubled):
+        adapter = internals.data_adapters.get_data_adapter(batches())
+        wrapped = adapter.get_tf_dataset()
+    plain = internals.data_adapters.get_data_adapter(batches()).get_tf_dataset()
+    values = [float(next(iter(dataset))[0][0, 0]) for dataset in (wrapped, plain)]
+    assert values == [2.0, 1.0], VERSION
 
 
 def test_the_seed_of_random_numbers_that_were_given_none() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.runtime import versions
+from tarantella.runtime.log import LOGGER
 
 with versions.private_names("Keras"):
     from keras.src import api_export, backend
@@ -28,7 +29,7 @@ with versions.private_names("Keras"):
     from keras.src.losses import loss as loss_module
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.random import seed_generator
-    from keras.src.saving import object_registration
+    from keras.src.saving import object_registration, saving_lib
     from keras.src.trainers import data_adapters
     from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -55,7 +56,9 @@ with versions.private_names("Keras"):
         (keras.layers.BatchNormalization, "_moments"),
         (keras.layers.Layer, "_clear_losses"),
         (keras.layers.Layer, "_flatten_layers"),
+        (legacy_h5_format, "h5py"),
         (legacy_h5_format, "load_optimizer_weights_from_hdf5_group"),
+        (saving_lib, "h5py"),
         (data_adapters.array_data_adapter, "can_convert_arrays"),
         (data_adapter_utils, "class_weight_to_sample_weights"),
         (array_slicing, "train_validation_split"),
@@ -68,6 +71,7 @@ with versions.private_names("Keras"):
         getattr(_owner, _name)
 
 __all__ = [
+    "CALLBACK_STATE",
     "AnyVariable",
     "BaseOptimizer",
     "DataAdapter",
@@ -76,7 +80,9 @@ __all__ = [
     "arrays_of",
     "backend_nn",
     "build_metric",
+    "callback_state",
     "class_weight_map",
+    "csv_size",
     "data_adapter_utils",
     "data_adapters",
     "draws_in_python",
@@ -87,6 +93,7 @@ __all__ = [
     "handles",
     "in_stateless_scope",
     "index_adapter",
+    "install_hdf5_files",
     "io_utils",
     "is_array_adapter",
     "is_arrays",
@@ -106,6 +113,7 @@ __all__ = [
     "restore_optimizer",
     "save_as",
     "set_keras_mask",
+    "shorten_csv",
     "take_losses",
     "tf_variable",
     "trained_variables",
@@ -253,6 +261,56 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 # Callbacks
 
+# What Keras's callbacks remember from epoch to epoch, by class. They do not document it.
+CALLBACK_STATE: dict[str, tuple[str, ...]] = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    "History": ("epoch", "history"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+}
+
+
+def callback_state(callback: Any, class_name: str) -> dict[str, Any] | None:
+    """What a callback remembers, or None, with a warning, if some of it is not where it was.
+
+    Args:
+        callback: A callback in training.
+        class_name: The class of Keras that it derives from.
+    """
+    names = CALLBACK_STATE[class_name]
+    missing = [name for name in names if not hasattr(callback, name)]
+    if missing:
+        _warn_of_missing_state(class_name, ", ".join(f"`{name}`" for name in missing))
+        return None
+    return {name: getattr(callback, name) for name in names}
+
+
+@cache  # once, not at each backup
+def _warn_of_missing_state(class_name: str, missing: str) -> None:
+    LOGGER.warning(
+        "The state of %s is not resumed from a backup: with Keras %s it has no %s. Use a version "
+        "of Keras that Tarantella was tested with to resume it.",
+        class_name,
+        keras.__version__,
+        missing,
+    )
+
+
+def csv_size(logger: keras.callbacks.CSVLogger) -> int:
+    """How many bytes a `CSVLogger` has written to its file."""
+    with versions.private_names("Keras"):
+        logger.csv_file.flush()
+        return int(logger.csv_file.tell())
+
+
+def shorten_csv(logger: keras.callbacks.CSVLogger, size: int) -> None:
+    """Removes the last lines of a `CSVLogger`'s file, if it has more than so many bytes."""
+    with versions.private_names("Keras"):
+        if size <= logger.csv_file.tell():
+            logger.csv_file.truncate(size)
+            logger.append_header = size == 0
+
 
 def handles(callback: Any, event: str) -> bool:
     """Whether a callback does anything at an event, such as "train_batch_end"."""
@@ -285,9 +343,25 @@ def limited(epochs: int, steps: int | None) -> tuple[int, int | None]:
 # Saving
 
 
+class _Hdf5:
+    """The module `h5py` as Keras sees it when it saves, with a `File` that a function chooses."""
+
+    def __init__(self, file_class: Callable[[], type[h5py.File]]) -> None:
+        self._file_class = file_class
+
+    def __getattr__(self, name: str) -> Any:
+        return self._file_class() if name == "File" else getattr(h5py, name)
+
+
+@cache
+def install_hdf5_files(file_class: Callable[[], type[h5py.File]]) -> None:
+    """Has Keras save to HDF5 files of the class that a function returns each time."""
+    saving_lib.h5py = legacy_h5_format.h5py = _Hdf5(file_class)
+
+
 @contextmanager
 def kept_compile_arguments(model: keras.Model) -> Iterator[None]:
-    """Gives a model back what it was compiled with: to save it in HDF5 takes the optimizer out."""
+    """Keeps what a model was compiled with: Keras removes the optimizer when it saves to HDF5."""
     arguments = getattr(getattr(model, "_compile_config", None), "config", {})
     before = dict(arguments)
     try:
@@ -297,10 +371,10 @@ def kept_compile_arguments(model: keras.Model) -> Iterator[None]:
 
 
 def restore_optimizer(model: keras.Model, path: str) -> None:
-    """Gives a model the state of the optimizer that an HDF5 file holds.
+    """Gives a model the state of the optimizer that is in an HDF5 file.
 
-    Keras builds the optimizer for the variables of the model but not of its layers, which are
-    all: the state is lost, and the optimizer of no use.
+    Keras builds the optimizer without the variables of the layers, so it loses the state, and the
+    optimizer cannot train the model.
     """
     with h5py.File(path, "r") as file:
         if "optimizer_weights" not in file:
@@ -317,7 +391,7 @@ def restore_optimizer(model: keras.Model, path: str) -> None:
 
 
 def save_as(cls: type, plain: type) -> None:
-    """Makes objects of a class of ours be saved as if they were of the user's class."""
+    """Has Keras save objects of a class of ours as objects of the user's class."""
     for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
         if plain in names:
             names[cls] = names[plain]

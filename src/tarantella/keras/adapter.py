@@ -1,8 +1,7 @@
-"""Whatever Keras accepts as data, as this rank's parts of the global batches."""
+"""Whatever Keras accepts as data, as this rank's micro-batches of the global batches."""
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,23 +22,24 @@ from tarantella.data.step_agreement import Steps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
 from tarantella.keras import arguments, hooks
+from tarantella.keras.batch_size import in_batches
 from tarantella.runtime import world
 
-# What TensorFlow says where a model looks for a row that another rank has.
+# TensorFlow's message if a model looks for a row that another rank has.
 _MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 
 class RankDataAdapter(internals.DataAdapter):
-    """A Keras data adapter of this rank's parts of the batches of another one.
+    """A Keras data adapter of this rank's micro-batches.
 
     Args:
-        adapter: Keras's adapter of the data.
-        own: This rank's parts.
-        own_data: Whether the data are this rank's own, and not the same on all ranks.
-        steps_per_epoch: How many steps an epoch has, if that was stated.
+        adapter: Keras's adapter of the global batches.
+        own: This rank's micro-batches.
+        own_data: Whether each rank has data of its own, instead of the same data as the others.
+        steps_per_epoch: How many steps an epoch has, if the user said so.
 
     Attributes:
-        steps_per_epoch: The same for Keras; None where an epoch is a pass over the feed.
+        steps_per_epoch: The same for Keras; None if an epoch is one pass over this adapter.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class RankDataAdapter(internals.DataAdapter):
         self._adapter = adapter
         check_same(_described(own.parts.element_spec.data), "the data")
         self._own = own
-        self._in_parts = world.get_size() > 1 and not own_data
+        self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
         self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _goes_on(adapter, steps_per_epoch):
             self._num_batches, self.steps_per_epoch = steps_per_epoch, None
-        # In the middle of a pass each rank has read, and drawn, as far ahead as it got.
+        # Within a pass, each rank reads ahead, and draws random numbers, as far as it gets.
         between_passes = self.steps_per_epoch is None
         self._draws_alike = internals.draws_in_python(adapter) and between_passes and not own_data
 
@@ -72,17 +72,17 @@ class RankDataAdapter(internals.DataAdapter):
         purpose: str = "",
         **options: Any,
     ) -> RankDataAdapter:
-        """The feed of what was passed to `fit`, `evaluate` or `predict`.
+        """The adapter of what was passed to `fit`, `evaluate` or `predict`.
 
         Args:
             x: The data, in batches of the global size.
             y: Targets.
             sample_weight: Weights.
             micro_batch_size: How many samples of a batch each rank gets.
-            distribute: Whether all ranks pass the same data, and each works on its part of
-                every batch; otherwise the batches are this rank's own already.
+            distribute: Whether all ranks pass the same data, and each works on its micro-batch of
+                every batch. Otherwise each rank passes its own batches.
             purpose: As in `in_batches`.
-            **options: More arguments of Keras's data adapters.
+            **options: Further arguments of Keras's data adapters.
         """
         if isinstance(x, RankDataAdapter):
             return x
@@ -134,10 +134,10 @@ class RankDataAdapter(internals.DataAdapter):
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Tells what is wrong with the ranks' data in words of ours, not TensorFlow's.
+        """Raises an error of ours, instead of TensorFlow's, if the ranks' data do not match.
 
-        It is around all use of the feed, `evaluate` within `fit` too. What went well to the end
-        can be used for the same data again.
+        It is around all use of the adapter, also for `evaluate` within `fit`. If all goes well,
+        the steps can be used for the same data again.
         """
         self._uses += 1
         try:
@@ -153,11 +153,11 @@ class RankDataAdapter(internals.DataAdapter):
 
     @contextmanager
     def explaining_rows(self) -> Iterator[None]:
-        """Tells a model that looks for certain rows of a batch what the rows of a part are."""
+        """Explains the error of a model that looks for a row of a batch on another rank."""
         try:
             yield
         except Exception as error:
-            if not self._in_parts or not _MISSING_ROW.search(str(error)):
+            if not self._distributed or not _MISSING_ROW.search(str(error)):
                 raise
             raise InputError(
                 "The model looks for a row of a batch that this rank does not have. "
@@ -165,16 +165,16 @@ class RankDataAdapter(internals.DataAdapter):
             ) from error
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
-        """Has `tell` called once, with the number of samples of all ranks in the next step."""
+        """Calls `tell` once, with the number of samples of all ranks in the next step."""
         self._steps.on_next_step(tell)
 
     def begins_anew(self) -> bool:
-        """Whether an epoch of it depends on nothing but how often it was begun before."""
+        """Whether the data of an epoch depend only on the number of epochs before."""
         return begins_anew(self._adapter, self.steps_per_epoch)
 
     @property
     def spec(self) -> Any:
-        """The structure of the data of one part."""
+        """The structure of the data of one micro-batch."""
         return self._steps.dataset.element_spec.data
 
     def get_tf_dataset(self) -> tf.data.Dataset:
@@ -208,7 +208,7 @@ class RankDataAdapter(internals.DataAdapter):
 
 
 def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
-    """Whether the data of an epoch depend on nothing but how often they were begun before."""
+    """Whether the data of an epoch depend only on the number of epochs before."""
     if steps_per_epoch or adapter.num_batches is None or internals.draws_in_python(adapter):
         return False
     if internals.is_array_adapter(adapter):
@@ -218,7 +218,7 @@ def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
 
 
 def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
-    """The data to train on and the last part of them, to validate with; as Keras splits them."""
+    """The data to train on, and the last of them to validate with, as Keras splits them."""
     split_by_keras = internals.array_slicing.train_validation_split
     if not arrays.can_take(data):
         return split_by_keras(data, validation_split=fraction)
@@ -227,75 +227,11 @@ def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
     return arrays.split(data, len(numbers))
 
 
-def in_batches(
-    x: Any, micro_batch_size: int | None, options: dict[str, Any], ranks: int, purpose: str = ""
-) -> tuple[Any, dict[str, Any]]:
-    """The data and options with the batch size that a micro-batch size asks for.
-
-    Args:
-        x: Data as passed to `fit`.
-        micro_batch_size: How many samples of a batch each rank is to get; None: not stated.
-        options: Arguments for Keras's data adapters, `batch_size` among them.
-        ranks: How many ranks share a batch.
-        purpose: How the names of such arguments begin: "validation_", or not at all.
-    """
-    name = f"tnt_{purpose}micro_batch_size"
-    batch_size = options.get("batch_size")
-    if batch_size is not None:
-        _require_size(f"{purpose}batch_size", batch_size)
-    if micro_batch_size is None:
-        return x, options
-    wanted = _require_size(name, micro_batch_size) * ranks
-    if isinstance(x, tf.data.Dataset):
-        batch_size = find_batch_size(x)
-        if batch_size is None and not _is_in_batches(x):
-            return x.batch(wanted), options
-        if batch_size is None:
-            raise InputError(
-                f"{name} cannot be used with a dataset in batches whose size cannot be told: "
-                "leave it out, or make the batches last, all with `dataset.batch(batch_size)`."
-            )
-    elif not internals.is_arrays(x):
-        raise InputError(
-            f"{name} cannot be used with a {type(x).__name__}, which comes in "
-            "batches already: leave it out, and make the batches of the global size."
-        )
-    elif batch_size is None:
-        return x, {**options, "batch_size": wanted}
-    if batch_size != wanted:
-        shared = f"{ranks} ranks, each with" if ranks > 1 else "a rank with"
-        raise InputError(
-            f"{name}={micro_batch_size} contradicts the batch size {batch_size}: "
-            f"{shared} {micro_batch_size} samples of a batch, make {wanted}. Leave one of them "
-            "out, or make them fit."
-        )
-    return x, options
-
-
-def _is_in_batches(dataset: tf.data.Dataset) -> bool:
-    """Whether a transformation makes batches, and none behind it takes them apart again."""
-    name = pipeline.name_of(dataset)
-    if name in ("flat_map", "interleave", "unbatch"):
-        return False
-    makes_batches = name.endswith(("batch", "group_by_window"))
-    return makes_batches or any(map(_is_in_batches, pipeline.sources(dataset)))
-
-
-def _require_size(name: str, value: Any) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        size = 0
-    if size < 1 or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}; it must be a whole number of samples, 1 or more.")
-    return size
-
-
 def _split_once(dataset: tf.data.Dataset) -> Split:
-    """The parts of a dataset; those of the first time, if it is used again.
+    """This rank's micro-batches of a dataset; the same object if the dataset is used again.
 
-    So its shuffles go on with their sequence of orders, as in Keras. The dataset itself keeps
-    its parts, which live as long as it does.
+    So its shuffles continue their sequence of orders, as in Keras. The dataset holds the object,
+    which lives as long as the dataset does.
     """
     attributes = vars(dataset)
     if "_tnt_split" not in attributes:
@@ -305,18 +241,18 @@ def _split_once(dataset: tf.data.Dataset) -> Split:
 
 
 def _whole(dataset: tf.data.Dataset) -> Split:
-    """Batches that are all this rank's own."""
+    """Batches that belong to this rank as a whole."""
     return cut(dataset, rank=0, size=1, marked=False)
 
 
 def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
-    """Whether data from Python code go on from one epoch to the next, without an end."""
+    """Whether data from Python code continue from one epoch to the next, without an end."""
     python = internals.draws_in_python(adapter)
     return python and bool(steps_per_epoch) and adapter.num_batches is None
 
 
 def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf.data.Dataset:
-    """The batches of an adapter, those of an epoch in each pass."""
+    """The batches of an adapter, one epoch in each pass."""
     if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
         return adapter.get_tf_dataset()
     with hooks.generators_read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
@@ -333,42 +269,42 @@ def _rows_of_arrays(adapter: Any) -> Split:
     own = cut(indices, world.get_rank(), world.get_size())
 
     @tf.autograph.experimental.do_not_convert
-    def with_rows(part: MicroBatch) -> MicroBatch:
-        return part._replace(data=rows.take(part.data))
+    def with_rows(indices: MicroBatch) -> MicroBatch:
+        return indices._replace(data=rows.take(indices.data))
 
     return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 def _compare_samples(rows: arrays.Rows) -> None:
-    """Warns if a few samples show that the ranks' arrays are not the same."""
+    """Warns if a few samples show that the arrays differ between the ranks."""
     if len(rows):
         some = tf.constant([0, len(rows) // 2, len(rows) - 1])
-        marks = collectives.allgather(micro_batch.mark_of_one(rows.take(some)).numpy())
-        if len({int(mark) for mark in marks}) > 1:
-            warn_of_different_data("their arrays have different samples in the same places")
+        checksums = collectives.allgather(micro_batch.mark_of_one(rows.take(some)).numpy())
+        if len({int(checksum) for checksum in checksums}) > 1:
+            warn_of_different_data("their arrays have different samples at the same index")
 
 
 def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
     weigh = internals.class_weight_map(class_weight)
-    if own.padding:  # which may change what Keras takes for a class
+    if own.padding:  # it may change what Keras takes for a class
         return replace(own, finish=lambda data: weigh(*data), unused=[])
 
     @tf.autograph.experimental.do_not_convert
-    def weighted(part: MicroBatch) -> MicroBatch:
-        return part._replace(data=weigh(*part.data))
+    def weighted(plain: MicroBatch) -> MicroBatch:
+        return plain._replace(data=weigh(*plain.data))
 
     return Split(own.parts.map(weighted))
 
 
 def _kind(x: Any) -> str:
-    """What must be the same on all ranks before they look at the data together."""
+    """The kind of data, which must be the same on all ranks."""
     if isinstance(x, tf.data.Dataset):
         return "a tf.data.Dataset"
     return "arrays" if internals.is_arrays(x) else f"a {type(x).__name__}"
 
 
 def _described(spec: Any) -> Any:
-    """What must be the same on all ranks about the structure of the data."""
+    """The structure of the data, as far as it must be the same on all ranks."""
 
     def describe(leaf: Any) -> str:
         shape = getattr(leaf, "shape", None)

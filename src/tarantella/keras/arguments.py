@@ -1,7 +1,7 @@
-"""What `fit`, `evaluate` and `predict` are given, looked at before anything is done with it.
+"""Checks of the arguments of `fit`, `evaluate` and `predict`, before they do anything.
 
-What Keras takes is taken. What it would refuse in words of Python's or TensorFlow's, or quietly
-misread, is refused here in words that name it.
+What Keras takes is taken. What it would silently misread, or refuse with an unclear error of
+Python's or TensorFlow's, is refused here with an error that names the argument.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ def require_data(x: Any, method: str) -> None:
 
 
 def require_whole_numbers(**numbers: Any) -> None:
-    """Raises an InputError for the first that is not one; None stands for what was not stated."""
+    """Raises an InputError for the first that is not a whole number; None is fine."""
     for name, value in numbers.items():
         if value is not None and not _is_whole(value):
             raise InputError(f"{name} is {value!r}; it must be a whole number.")
 
 
 def require_steps(x: Any, **numbers: Any) -> None:
-    """Raises an InputError for a number of steps over the data `x` that makes no sense."""
+    """Raises an InputError for an invalid number of steps over the data `x`."""
     for name, value in numbers.items():
         if value is None:
             continue
-        # Of batches, Keras takes all if the number is negative; of arrays, it cannot.
+        # A negative number means all batches to Keras, but not of arrays.
         if not _is_whole(value) or (value < 0 and internals.is_arrays(x)):
             raise InputError(
                 f"{name} is {value!r}; it must be a whole number of batches, 1 or more. Leave it "
-                "out to use all data."
+                "out to use all the data."
             )
 
 
 def require_validation(split: Any, frequency: Any) -> None:
-    """Raises an InputError for a `validation_split` or `validation_freq` that makes no sense."""
+    """Raises an InputError for an invalid `validation_split` or `validation_freq`."""
     if not isinstance(split, (int, float, np.number)) or not 0 <= split < 1:
         raise InputError(
             f"validation_split is {split!r}; it must be the fraction of the samples to validate "
-            "with: 0, or more, but less than 1."
+            "with, at least 0 and less than 1."
         )
     if _is_whole(frequency) and frequency < 1:
         raise InputError(
@@ -60,29 +60,29 @@ def require_validation(split: Any, frequency: Any) -> None:
 
 
 def require_numbers(model: keras.Model, spec: Any) -> None:
-    """Raises an InputError if the data are text, and the model is known to take numbers.
+    """Raises an InputError if the data are text and the model takes numbers.
 
     Args:
         model: The model.
         spec: The structure of a batch.
     """
     expected = {one.dtype for one in tf.nest.flatten(getattr(model, "inputs", None) or [])}
-    x = spec[0] if isinstance(spec, (list, tuple)) else spec  # with an own step, of any length
+    x = spec[0] if isinstance(spec, (list, tuple)) else spec  # any length, with a custom step
     given = [getattr(leaf, "dtype", None) for leaf in tf.nest.flatten(x)]
     if expected and "string" not in expected and tf.string in given:
         raise InputError(
             f"The data are text, but the model '{model.name}' takes numbers "
-            f"({', '.join(sorted(expected))}). Turn the text into numbers first, with a "
-            "`keras.layers.TextVectorization`, say."
+            f"({', '.join(sorted(expected))}). Turn the text into numbers first, for example with "
+            "`keras.layers.TextVectorization`."
         )
 
 
 @contextmanager
 def explained(**data: Any) -> Iterator[None]:
-    """Names the array that Keras refuses because of what it is made of.
+    """Names the array whose kind of elements Keras refuses.
 
     Args:
-        data: What Keras looks at, by the names that the user knows.
+        data: The data for Keras, by the names of the arguments.
     """
     try:
         yield
@@ -93,8 +93,8 @@ def explained(**data: Any) -> Iterator[None]:
             for leaf in tf.nest.flatten(value):
                 if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
                     raise InputError(
-                        f"`{name}` has an array of {_kind(leaf)}, where Keras takes numbers. Turn "
-                        "it into numbers; for a model that reads text, pass `tf.constant(...)`, "
+                        f"`{name}` has an array of {_kind(leaf)}, but Keras takes numbers. Turn "
+                        "it into numbers; for a model that reads text, pass `tf.constant(...)` "
                         "or a dataset."
                     ) from None
         raise

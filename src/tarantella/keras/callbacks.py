@@ -1,4 +1,7 @@
-"""Keras callbacks on several ranks: which ranks run one, and which logs it gets."""
+"""`tnt.keras.callbacks.Callback`: the user chooses which ranks run a callback, and its logs.
+
+Without it, `callback_rules` decides.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,22 @@ import keras
 
 from tarantella.errors import InputError
 
-# Keras's own callbacks that only write or send something. One rank is enough for that.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in ("CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
-    if hasattr(keras.callbacks, name)
-)
-
 
 class Callback(keras.callbacks.Callback):
-    """Says where a callback runs, and with which logs.
+    """Chooses which ranks run a callback, and which logs it gets.
 
-    Without it, callbacks run on all ranks with the logs of the global batch, so that all ranks
-    come to the same decisions; those of Keras that only write (`CSVLogger`, `TensorBoard`,
+    By default, callbacks run on all ranks with the logs of the global batch, so that all ranks
+    make the same decisions. Those of Keras that only write (`CSVLogger`, `TensorBoard`,
     `RemoteMonitor`) run on the master rank.
 
-    What comes back is a callback of the class of the one passed in, and both are one in all they
-    hold.
+    Returns a callback of the same class, which shares its state with the one passed in.
 
     Args:
         callback: A Keras callback.
-        aggregate_logs: Whether it gets the logs of the global batch. Otherwise it gets those of
-            the rank's own part, which differ between the ranks.
-        run_on_all_ranks: Whether all ranks run it, and not only the master rank. Where it writes a
-            file, give each rank a path of its own.
+        aggregate_logs: If True, the callback gets the logs of the global batch; if False, those of
+            the rank's own micro-batch, which differ between the ranks.
+        run_on_all_ranks: If True, all ranks run the callback; if False, only the master rank. If
+            it writes a file on all ranks, give each rank a path of its own.
 
     Example:
 
@@ -68,23 +63,7 @@ class Callback(keras.callbacks.Callback):
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Leaves everything as it is in the callback that was passed in."""
-
-
-def aggregates_logs(callback: Any) -> bool:
-    """Whether a callback gets the logs of the global batch."""
-    return getattr(callback, "_tnt_aggregate_logs", True)
-
-
-def runs_on_all_ranks(callback: Any) -> bool:
-    """Whether all ranks run a callback, and not only the master rank."""
-    default = not isinstance(callback, _WRITERS)
-    return getattr(callback, "_tnt_run_on_all_ranks", default)
-
-
-def says_where_to_run(callback: Any) -> bool:
-    """Whether the user has said for this one callback which ranks run it."""
-    return hasattr(callback, "_tnt_run_on_all_ranks")
+        """Changes nothing: the attributes are those of the callback that was passed in."""
 
 
 def _with_settings(callback: Any, **settings: bool) -> Any:
@@ -97,32 +76,34 @@ def _with_settings(callback: Any, **settings: bool) -> Any:
         )
     if isinstance(callback, keras.callbacks.CallbackList):
         raise InputError(
-            "tnt.keras.callbacks.Callback takes a single callback, not a CallbackList: wrap those "
-            "in the list one by one."
+            "tnt.keras.callbacks.Callback takes a single callback, not a CallbackList: wrap the "
+            "callbacks in the list one by one."
         )
     for name, value in settings.items():
         if not isinstance(value, bool):
-            raise InputError(f"{name.removeprefix('_tnt_')} is {value!r}; it can be True or False.")
+            raise InputError(
+                f"{name.removeprefix('_tnt_')} is {value!r}; it must be True or False."
+            )
     if isinstance(callback, Callback):
-        marked: Any = callback
+        configured: Any = callback
     else:
-        marked = object.__new__(_marked_class(type(callback)))
-        # Not a copy: what one of them learns while it runs, the other knows.
-        object.__setattr__(marked, "__dict__", vars(callback))
+        configured = object.__new__(_configured_class(type(callback)))
+        # Not a copy: they share what they learn while they run.
+        object.__setattr__(configured, "__dict__", vars(callback))
     for name, value in settings.items():
-        setattr(marked, name, value)
-    return marked
+        setattr(configured, name, value)
+    return configured
 
 
-_marked_classes: dict[Any, Any] = {}
+_configured_classes: dict[Any, Any] = {}
 
 
-def _marked_class(plain: Any) -> Any:
-    """The class of the callbacks that are a Callback of ours and a `plain` one."""
-    if plain not in _marked_classes:
-        _marked_classes[plain] = type(
+def _configured_class(plain: Any) -> Any:
+    """The class of callbacks that are both a `Callback` of ours and a `plain` one."""
+    if plain not in _configured_classes:
+        _configured_classes[plain] = type(
             plain.__name__,
             (Callback, plain),
             {"__module__": plain.__module__, "__doc__": plain.__doc__},
         )
-    return _marked_classes[plain]
+    return _configured_classes[plain]

@@ -1,4 +1,4 @@
-"""One output of a model over all steps: how its rows are kept, sent and put in their places."""
+"""One output of a model over all steps: how its rows are kept, sent and put in order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tarantella.errors import InputError
 Array = npt.NDArray[Any]
 
 
-class Places:
-    """Where the rows of every rank go: step after step, in each the ranks in their order.
+class RowLayout:
+    """The order of the rows of all ranks: step after step, and by rank in each step.
 
     Args:
-        counts: How many rows each rank has in each step, one row of numbers a rank.
+        counts: How many rows each rank has in each step, as a matrix of ranks and steps.
         steps: How many steps each execution has.
     """
 
@@ -45,14 +45,14 @@ class Places:
         return self._by_execution(self.counts[rank])
 
     def slices(self, rank: int, execution: int) -> list[slice]:
-        """Where the rows of one rank are among those of all in an execution, step by step."""
+        """The slices of one rank's rows among those of all ranks in an execution, step by step."""
         steps = self.executions[execution]
         starts = (self.starts[rank, steps] - self.starts[0, steps.start]).tolist()
         counts = self.counts[rank, steps].tolist()
         return [slice(start, start + n) for start, n in zip(starts, counts, strict=True)]
 
     def positions(self, rank: int) -> Array:
-        """The place of each row of one rank among all rows."""
+        """The index of each row of one rank among all rows."""
         counts, starts = self.counts[rank], self.starts[rank]
         shifts = starts - (np.cumsum(counts) - counts)
         return np.repeat(shifts, counts) + np.arange(counts.sum())
@@ -71,9 +71,9 @@ class Column(Protocol):
     description: str
 
     def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
-        """Keeps this rank's rows of one execution; those that can go into the stream, there."""
+        """Keeps this rank's rows of one execution, in the stream if that can hold them."""
 
-    def result(self, places: Places) -> Any:
+    def result(self, layout: RowLayout) -> Any:
         """The rows of all ranks; every rank must call it."""
 
 
@@ -87,7 +87,7 @@ def column_for(leaf: Any) -> Column:
 
 
 class Dense:
-    """Tensors of numbers, whose bytes go through the stream.
+    """Tensors of numbers; their bytes go through the stream.
 
     Attributes:
         agreed: The shape of a row in each execution, as all ranks know it.
@@ -111,45 +111,45 @@ class Dense:
         """The shape of this rank's rows in each execution."""
         return np.array(self._shapes, np.int64)
 
-    def allocate(self, places: Places) -> None:
-        """Makes the arrays to receive the rows in: one for all if they have the same shape."""
-        rows = places.rows()
+    def allocate(self, layout: RowLayout) -> None:
+        """Makes the arrays that receive the rows: one for all executions of equal shapes."""
+        rows = layout.rows()
         if (self.agreed == self.agreed[0]).all():
-            self._whole = np.empty((places.total(), *self.agreed[0]), self._dtype)
+            self._whole = np.empty((layout.total(), *self.agreed[0]), self._dtype)
             self._arrays = np.split(self._whole, np.cumsum(rows)[:-1])
         else:
             shapes = zip(rows, self.agreed, strict=True)
             self._arrays = [np.empty((n, *shape), self._dtype) for n, shape in shapes]
 
-    def bytes_of(self, rank: int, places: Places) -> int:
-        """How many bytes of a rank's stream are of this column."""
-        elements = places.rows_of(rank) * self.agreed.prod(axis=1)
+    def bytes_of(self, rank: int, layout: RowLayout) -> int:
+        """How many bytes of a rank's stream belong to this column."""
+        elements = layout.rows_of(rank) * self.agreed.prod(axis=1)
         return int(elements.sum()) * self._dtype.itemsize
 
-    def targets(self, rank: int, execution: int, places: Places) -> Iterator[Array]:
+    def targets(self, rank: int, execution: int, layout: RowLayout) -> Iterator[Array]:
         """Where the bytes of a rank's rows of an execution go."""
         array = self._arrays[execution]
-        for rows in places.slices(rank, execution):
+        for rows in layout.slices(rank, execution):
             yield as_bytes(array[rows])
 
     def exchange_rest(self, allgather: Callable[[bytes], list[bytes]]) -> None:
         """Exchanges what is not in the stream."""
 
-    def result(self, places: Places) -> Any:
+    def result(self, layout: RowLayout) -> Any:
         return _joined(self._arrays) if self._whole is None else self._whole
 
     def _keep_shape(self, leaf: Any) -> None:
         shape = tuple(leaf.shape[1:])
         if self._shapes and len(self._shapes[0]) != len(shape):
             raise InputError(
-                "predict(): the number of dimensions of an output changes from step to step: it "
-                f"was {1 + len(self._shapes[0])}, and is {1 + len(shape)} now."
+                "predict(): an output must have the same number of dimensions in each step, and "
+                f"has {1 + len(shape)} after {1 + len(self._shapes[0])}."
             )
         self._shapes.append(shape)
 
 
 class Strings(Dense):
-    """Tensors of strings: the stream has their lengths, and their bytes are exchanged after."""
+    """Tensors of strings: their lengths go through the stream, their bytes follow separately."""
 
     def __init__(self, leaf: Any) -> None:
         super().__init__(leaf)
@@ -167,12 +167,12 @@ class Strings(Dense):
         self._texts = allgather(bytes(self._text))
         self._text.clear()
 
-    def result(self, places: Places) -> Any:
+    def result(self, layout: RowLayout) -> Any:
         decoded = [np.empty(lengths.shape, object) for lengths in self._arrays]
         for rank, text in enumerate(self._texts):
             read = 0
             for execution, lengths in enumerate(self._arrays):
-                for rows in places.slices(rank, execution):
+                for rows in layout.slices(rank, execution):
                     size = int(lengths[rows].sum())
                     data = np.frombuffer(text[read : read + size], np.uint8)
                     decoded[execution][rows] = strings.decode(lengths[rows], data, strings.BYTES)
@@ -181,7 +181,7 @@ class Strings(Dense):
 
 
 class Ragged:
-    """Ragged tensors, exchanged as a whole."""
+    """Ragged tensors, exchanged whole."""
 
     def __init__(self, leaf: Any) -> None:
         self.description = f"{leaf.dtype.name} with {leaf.ragged_rank} ragged dimensions"
@@ -190,7 +190,7 @@ class Ragged:
     def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._kept.append(leaf)
 
-    def result(self, places: Places) -> Any:
+    def result(self, layout: RowLayout) -> Any:
         mine = tf.concat(self._kept, axis=0)
         self._kept.clear()
         everyones = [
@@ -199,12 +199,12 @@ class Ragged:
                 (mine.flat_values, list(mine.nested_row_splits))
             )
         ]
-        positions = np.concatenate([places.positions(rank) for rank in range(len(everyones))])
+        positions = np.concatenate([layout.positions(rank) for rank in range(len(everyones))])
         return tf.gather(tf.concat(everyones, axis=0), np.argsort(positions))
 
 
 class Sparse:
-    """Sparse tensors, exchanged as a whole."""
+    """Sparse tensors, exchanged whole."""
 
     def __init__(self, leaf: Any) -> None:
         self.description = f"{leaf.dtype.name}, sparse, with {leaf.shape.rank} dimensions"
@@ -213,21 +213,21 @@ class Sparse:
     def add(self, leaf: Any, stream: OutgoingBlocks) -> None:
         self._kept.append(leaf)
 
-    def result(self, places: Places) -> Any:
+    def result(self, layout: RowLayout) -> Any:
         mine = tf.sparse.concat(0, self._kept)
         self._kept.clear()
         everyones = collectives.allgather(
             (mine.indices.numpy(), mine.values, mine.dense_shape.numpy()[np.newaxis])
         )
         for rank, (indices, _, _) in enumerate(everyones):
-            indices[:, 0] = places.positions(rank)[indices[:, 0]]
+            indices[:, 0] = layout.positions(rank)[indices[:, 0]]
         indices, values, shapes = (tf.concat(each, 0) for each in zip(*everyones, strict=True))
-        shape = tf.concat([[places.total()], tf.reduce_max(shapes, axis=0)[1:]], 0)
+        shape = tf.concat([[layout.total()], tf.reduce_max(shapes, axis=0)[1:]], 0)
         return tf.sparse.reorder(tf.SparseTensor(indices, values, shape))
 
 
 def _pieces(tensor: Any) -> Iterator[Array]:
-    """The rows of a tensor in arrays of a bounded size."""
+    """The rows of a tensor, in arrays of bounded size."""
     row_bytes = tensor.dtype.size * int(np.prod(tensor.shape[1:], dtype=np.int64))
     step = max(1, MESSAGE_BYTES // max(1, row_bytes))
     if tensor.shape[0] <= step:
@@ -238,7 +238,7 @@ def _pieces(tensor: Any) -> Iterator[Array]:
 
 
 def _joined(arrays: Sequence[Array]) -> tf.RaggedTensor:
-    """Rows of different shapes as one ragged tensor, the one that Keras makes of them."""
+    """Rows of different shapes as one ragged tensor, as Keras joins them."""
     shapes = np.array([array.shape for array in arrays])
     varying = np.nonzero((shapes != shapes[0]).any(axis=0))[0]
     ragged_rank = int(varying[varying > 0].max())

@@ -1,4 +1,4 @@
-"""From files and descriptions back to plain Keras models."""
+"""Makes plain Keras models from files and configurations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import yaml
 
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
-from tarantella.keras.saving import WEIGHTS, WEIGHTS_IN_PARTS, local_path
+from tarantella.keras.saving import SHARDED_WEIGHTS, WEIGHTS, local_path
 from tarantella.runtime.log import LOGGER
 
 _HDF5 = (".h5", ".hdf5")
 
 
 def load_model(filepath: Any, custom_objects: Any, compile_it: bool, safe_mode: bool) -> Any:
-    """What `keras.models.load_model` returns."""
+    """Loads a model, as `keras.models.load_model`."""
     path = local_path(filepath)
     if path is not None and not Path(path).suffix and not Path(path).exists():
-        # Keras would say that it does not know the format.
+        # Keras would blame the format.
         raise InputError(f"There is no model to load: '{path}' does not exist.")
     with whole(filepath):
         model = keras.models.load_model(filepath, custom_objects, compile_it, safe_mode)
@@ -39,7 +39,7 @@ def load_model(filepath: Any, custom_objects: Any, compile_it: bool, safe_mode: 
 
 @contextmanager
 def whole(filepath: Any) -> Iterator[None]:
-    """Tells of a damaged file where Keras, which reads it, tells of what it came across."""
+    """Says that a file is damaged, instead of Keras's error about what it found in there."""
     try:
         yield
     except Exception:
@@ -48,13 +48,13 @@ def whole(filepath: Any) -> Iterator[None]:
         if not damage:
             raise
         raise InputError(
-            f"The file '{path}' cannot be loaded: {damage}. It may have been cut short, or be of "
-            "another kind: load another copy of it, or save the model again."
+            f"The file '{path}' cannot be loaded: {damage}. It may be truncated, or of another "
+            "format: load another copy of it, or save the model again."
         ) from None
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a file that Keras could not load, if it is the file."""
+    """What is wrong with a file that Keras could not load; empty if the file is fine."""
     if path.name.endswith((".keras", *_HDF5)) and path.is_dir():
         return "it is a folder"
     if not path.is_file():
@@ -80,13 +80,13 @@ def _holds_weights(name: str) -> bool:
 
 
 def warn_of_useless_weights(model: keras.Model, filepath: Any) -> None:
-    """Warns if a weight that was loaded has a value that is no number, or infinite."""
+    """Warns if a weight that was loaded has a value that is NaN or infinite."""
     for weight in model.weights:
         if keras.backend.is_float_dtype(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
             LOGGER.warning(
-                "The weight '%s' in %s has values that are NaN or infinite, and so will be what "
-                "the model computes. Load a file that was saved before they came up; the callback "
-                "`keras.callbacks.TerminateOnNaN()` ends a training that comes to this.",
+                "The weight '%s' in %s has values that are NaN or infinite, so the model's results "
+                "will be as well. Load a file that was saved before. The callback "
+                "`keras.callbacks.TerminateOnNaN()` stops training when this happens.",
                 weight.path,
                 filepath,
             )
@@ -94,21 +94,21 @@ def warn_of_useless_weights(model: keras.Model, filepath: Any) -> None:
 
 
 def find_weights(filepath: Any) -> Any:
-    """The file that holds the weights for a path; with no ending, the one that was saved for it."""
+    """The file with the weights for a path; without an extension, the one saved for it."""
     path = local_path(filepath)
     if path is None or Path(path).suffix or Path(path).is_file():
         return filepath
-    in_folder = Path(path) / f"model{WEIGHTS}"  # of a whole model, saved with no ending
-    files = [f"{path}{WEIGHTS}", f"{path}{WEIGHTS_IN_PARTS}", str(in_folder)]
+    in_folder = Path(path) / f"model{WEIGHTS}"  # of a whole model, saved without an extension
+    files = [f"{path}{WEIGHTS}", f"{path}{SHARDED_WEIGHTS}", str(in_folder)]
     return next((file for file in files if Path(file).is_file()), files[0])
 
 
 def from_config(config: Any, custom_objects: Any = None) -> Any:
-    """A model from the result of a `get_config`, or of `keras.saving.serialize_keras_object`."""
+    """A model from what `get_config` or `keras.saving.serialize_keras_object` returned."""
     if not isinstance(config, Mapping):
         raise InputError(
-            "A model is made from the dictionary that `get_config` of another one returns, "
-            f"not from {type(config).__name__}."
+            "A model is made from the dictionary that `get_config` returns, not from "
+            f"{type(config).__name__}."
         )
     config = copy.deepcopy(dict(config))  # Keras takes it apart
     if {"class_name", "config"} <= set(config):
@@ -120,35 +120,39 @@ def from_config(config: Any, custom_objects: Any = None) -> Any:
         if keys <= set(config):
             return cls.from_config(config, custom_objects)
     raise InputError(
-        "This is not the configuration of a Functional or Sequential model. For one of a class of "
-        "your own, use `from_config` of that class: `tnt.Model(MyModel.from_config(config))`."
+        "This is not the configuration of a Functional or Sequential model. For a class of your "
+        "own, use its `from_config`: `tnt.Model(MyModel.from_config(config))`."
     )
 
 
 def from_json(text: Any, custom_objects: Any = None) -> Any:
-    """A model from what `to_json` has written."""
+    """A model from what `to_json` returned."""
     try:
         description = json.loads(text)
     except (RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"This is not the text of a `to_json`, but no JSON: {error}") from None
+        raise InputError(
+            f"This is not the result of `to_json`, as it is not valid JSON: {error}"
+        ) from None
     return _described(description, custom_objects, "to_json")
 
 
 def from_yaml(text: Any, custom_objects: Any = None) -> Any:
-    """A model from what `to_yaml` has written; nothing in it is executed."""
+    """A model from what `to_yaml` returned; no code in it is run."""
     try:
         description = yaml.safe_load(text)
     except (AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"This is not the text of a `to_yaml`, but no YAML: {error}") from None
+        raise InputError(
+            f"This is not the result of `to_yaml`, as it is not valid YAML: {error}"
+        ) from None
     return _described(description, custom_objects, "to_yaml")
 
 
 def as_yaml(text: str, **options: Any) -> str:
-    """What is written in JSON, in YAML."""
+    """JSON as YAML."""
     return str(yaml.safe_dump(json.loads(text), **{"sort_keys": False, **options}))
 
 
 def _described(description: Any, custom_objects: Any, origin: str) -> Any:
     if not isinstance(description, dict) or not {"class_name", "config"} <= set(description):
-        raise InputError(f"This is not the text of a model that `{origin}` has written.")
+        raise InputError(f"This is not the result of `{origin}` of a model.")
     return keras.saving.deserialize_keras_object(description, custom_objects)

@@ -18,15 +18,20 @@ from tarantella.errors import InputError
 from tarantella.internals import keras as internals
 from tarantella.keras import (
     arguments,
-    backup,
-    callback_list,
+    callback_placement,
     loading,
     prediction,
+    resumption,
     saving,
     state,
     wrapping,
 )
-from tarantella.keras.adapter import RankDataAdapter, begins_anew, in_batches, split_for_validation
+from tarantella.keras.adapter import RankDataAdapter, begins_anew, split_for_validation
+from tarantella.keras.backup_files import backup_callback
+from tarantella.keras.batch_size import in_batches
+from tarantella.keras.callback_agreement import listed
+from tarantella.keras.callback_list import RankCallbacks
+from tarantella.keras.callback_rules import stand_in_for
 from tarantella.keras.distributed_dataset import undistributed
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
@@ -36,12 +41,12 @@ _ALL = frozenset({"train", "test"})
 
 
 class ParallelStrategy(Enum):
-    """How the work on a model is shared. There is one way; the rest are names of earlier versions.
+    """How the ranks share the work. There is one way; the other names are of earlier versions.
 
     Attributes:
-        DATA: Every rank holds the whole model and works on its part of every batch.
-        PIPELINING: The layers of a model are divided. `tnt.Model` refuses it.
-        ALL: Both. It is taken as `DATA`, with a warning.
+        DATA: Every rank holds the whole model and works on its micro-batch of every batch.
+        PIPELINING: The layers of a model are divided between ranks. `tnt.Model` refuses it.
+        ALL: Both. `tnt.Model` takes it as `DATA`, with a warning.
     """
 
     DATA = "data"
@@ -50,7 +55,7 @@ class ParallelStrategy(Enum):
 
 
 class _PlainModel:
-    """`model.model`; an attribute of that name that the user's model has is found before it."""
+    """`model.model`; if the user's model has an attribute of that name, Python finds that first."""
 
     def __get__(self, model: Any, owner: Any) -> Any:
         return self if model is None else model._plain()
@@ -59,19 +64,19 @@ class _PlainModel:
 class Model(keras.Model):
     """Makes a Keras model train on all ranks, with the result of one process.
 
-    The object that comes back is a `keras.Model` of the class of the one passed in. Both
-    have the same layers and weights; `compile` and `fit` concern only the one they are
-    called on, so the plain model stays at hand for work that one rank does alone.
+    Returns a `keras.Model` of the same class as the model passed in. The two share their layers
+    and weights, but `compile` and `fit` affect only the one they are called on. So the plain model
+    can still be used for work that one rank does alone.
 
     Args:
         model: A Functional, Sequential or subclassed Keras model.
-        parallel_strategy: `ParallelStrategy.DATA`.
-        num_pipeline_stages: 1, as the layers of a model are not divided.
+        parallel_strategy: `ParallelStrategy.DATA`, the only one.
+        num_pipeline_stages: 1, as the layers of a model are not divided between ranks.
 
     Attributes:
-        model: This model, as it is now, as a plain Keras model, for work that one rank does alone:
-            the same layers, weights and optimizer, in a new object each time. A model that has an
-            attribute `model` of its own keeps it; `tnt.Model` does not get in its way.
+        model: A plain Keras model with the layers, weights and optimizer of this one, for work
+            that one rank does alone; a new object each time. If your model has an attribute
+            `model` of its own, that is kept instead.
 
     Example:
 
@@ -103,18 +108,18 @@ class Model(keras.Model):
             return super().__new__(cls)
         if args or kwargs:
             raise TypeError(
-                "tnt.Model takes a Keras model, parallel_strategy and num_pipeline_stages, and "
+                "tnt.Model takes a Keras model, parallel_strategy and num_pipeline_stages, "
                 f"not {', '.join([*map(repr, args), *kwargs])}."
             )
         _require_data_parallelism(parallel_strategy, num_pipeline_stages)
         return _distributed(model)
 
     def __dir__(self) -> Iterator[str]:
-        """The names that are there; without `model`, in which Keras would find all layers again."""
+        """All names but our `model`, in which Keras would find all layers a second time."""
         offered = inspect.getattr_static(self, "model") is vars(Model)["model"]
         return (name for name in super().__dir__() if not (offered and name == "model"))
 
-    # Whole runs over data
+    # Passes over data
 
     @rank_output()
     def fit(
@@ -144,15 +149,16 @@ class Model(keras.Model):
         """Trains the model on all ranks, as `keras.Model.fit` does in one process.
 
         Args:
-            x: Data as Keras takes it, the same on all ranks, in batches of the global size.
+            x: Data of any kind that Keras takes, the same on all ranks, in batches of the global
+                size.
             y: Targets.
-            batch_size: Size of the global batch, when `x` is not in batches already.
-            tnt_micro_batch_size: How many samples of a batch each rank gets. A dataset that is
-                not batched is batched with it; in any other case it must fit the batch size.
+            batch_size: The size of the global batch, if `x` is not in batches already.
+            tnt_micro_batch_size: How many samples of a batch each rank gets. It sets the batch
+                size of data that are not in batches; otherwise it must match the batch size.
             tnt_validation_micro_batch_size: The same for the validation data.
-            tnt_distribute_dataset: False if every rank passes its own part of the data: a
-                step is then made of one batch of each rank. Ranks that run out of batches
-                before the others wait for these.
+            tnt_distribute_dataset: False if every rank passes its own shard of the data: a step
+                then takes one batch from each rank. Ranks that run out of batches wait for the
+                others.
             tnt_distribute_validation_dataset: The same for the validation data.
 
         All other arguments are those of Keras. Returns the `History`, with the logs of the
@@ -188,8 +194,8 @@ class Model(keras.Model):
                 "validation_batch_size": validation_batch_size,
                 "validation_freq": validation_freq,
             }  # fmt: skip
-            with self._kept_alone(**given) as kept:
-                return super().fit(**kept)
+            with self._backed_up_alone(**given) as resumed:
+                return super().fit(**resumed)
         check_same(
             {
                 "epochs": int(epochs),
@@ -204,11 +210,9 @@ class Model(keras.Model):
             (x, y, sample_weight), validation_data = split_for_validation(
                 (x, y, sample_weight), validation_split
             )
-        _tell_of_own_data("training", tnt_distribute_dataset)
-        feed = RankDataAdapter.of(
-            x,
-            y,
-            sample_weight,
+        adapter = _adapter(
+            "training",
+            (x, y, sample_weight),
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
@@ -218,42 +222,42 @@ class Model(keras.Model):
         )
         validation = None
         if validation_data is not None:
-            _tell_of_own_data("validation", tnt_distribute_validation_dataset)
             if validation_batch_size is None and tnt_validation_micro_batch_size is None:
-                validation_batch_size = batch_size or (tnt_micro_batch_size and feed.batch_size)
-            validation = RankDataAdapter.of(
-                *keras.utils.unpack_x_y_sample_weight(validation_data),
+                validation_batch_size = batch_size or (tnt_micro_batch_size and adapter.batch_size)
+            validation = _adapter(
+                "validation",
+                keras.utils.unpack_x_y_sample_weight(validation_data),
                 batch_size=validation_batch_size,
                 steps_per_epoch=validation_steps,
                 micro_batch_size=tnt_validation_micro_batch_size,
                 distribute=tnt_distribute_validation_dataset,
                 purpose="validation_",
             )
-        self._start_from_master(feed)
-        feed.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
+        self._start_from_master(adapter.spec)
+        adapter.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
-            feed.explaining(),
+            adapter.explaining(),
             validation.explaining() if validation else nullcontext(),
             self._callbacks(
-                callbacks, feed, shown(verbose), epochs=epochs, add_history=True
+                callbacks, adapter, shown(verbose), epochs=epochs, add_history=True
             ) as container,
-            backup.kept(
+            resumption.backed_up(
                 self,
                 container,
-                backup.backup_of(callback_list.listed(callbacks)),
+                backup_callback(listed(callbacks)),
                 container.common.save_freq,
-                feed.begins_anew,
+                adapter.begins_anew,
                 initial_epoch,
-                lambda: state.build(self, feed.spec),
+                lambda: state.build(self, adapter.spec),
             ) as callbacks,
         ):
             return super().fit(
-                feed,
+                adapter,
                 epochs=epochs,
                 callbacks=callbacks,
                 validation_data=validation,
                 initial_epoch=initial_epoch,
-                steps_per_epoch=feed.steps_per_epoch,
+                steps_per_epoch=adapter.steps_per_epoch,
                 validation_steps=validation.steps_per_epoch if validation else None,
                 validation_freq=validation_freq,
             )
@@ -274,9 +278,9 @@ class Model(keras.Model):
         tnt_distribute_dataset: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """The metrics over the whole dataset, computed by all ranks and known to each.
+        """Computes the metrics of the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.evaluate`, and two that `fit` explains.
+        Takes the arguments of `keras.Model.evaluate`, and two that are explained at `fit`.
         """
         self._require_compiled("evaluate")
         arguments.require_data(x, "evaluate")
@@ -295,25 +299,23 @@ class Model(keras.Model):
                 return_dict,
                 **kwargs,
             )
-        _tell_of_own_data("evaluation", tnt_distribute_dataset)
-        feed = RankDataAdapter.of(
-            x,
-            y,
-            sample_weight,
+        adapter = _adapter(
+            "evaluation",
+            (x, y, sample_weight),
             batch_size=batch_size,
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
             distribute=tnt_distribute_dataset,
         )
-        if not kwargs:  # `fit` calls with a mark of its own, and has built the model
-            self._start_from_master(feed, again=False)
+        if not kwargs:  # `fit`, which has started from the master, passes an argument of its own
+            self._start_from_master(adapter.spec, again=False)
         with (
-            feed.explaining(),
-            self._callbacks(callbacks, feed, shown(verbose)) as callbacks,
+            adapter.explaining(),
+            self._callbacks(callbacks, adapter, shown(verbose)) as callbacks,
         ):
             return super().evaluate(
-                feed,
-                steps=feed.steps_per_epoch,
+                adapter,
+                steps=adapter.steps_per_epoch,
                 callbacks=callbacks,
                 return_dict=return_dict,
                 **kwargs,
@@ -331,55 +333,57 @@ class Model(keras.Model):
         tnt_micro_batch_size: int | None = None,
         tnt_distribute_dataset: bool = True,
     ) -> Any:
-        """The predictions for the whole dataset, computed by all ranks and known to each.
+        """Computes the predictions for the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.predict`, and two that `fit` explains. With
-        `tnt_distribute_dataset=False` the whole dataset is what all ranks pass: the predictions
-        come step after step, in each those of rank 0 first. They are in the order of `dataset` if
-        each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())` of a batched one.
+        Takes the arguments of `keras.Model.predict`, and two that are explained at `fit`. With
+        `tnt_distribute_dataset=False`, the dataset is what all ranks pass together: the predictions
+        come step by step, and by rank in each step. They are in the order of a batched `dataset`
+        if each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())`.
         """
         arguments.require_data(x, "predict")
         arguments.require_steps(x, steps=steps)
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
-            with _samples_needed():
+            with _refusing_no_samples(callbacks) as callbacks:
                 return super().predict(x, batch_size, shown(verbose), steps, callbacks)
-        _tell_of_own_data("prediction", tnt_distribute_dataset)
-        feed = RankDataAdapter.of(
-            x,
+        adapter = _adapter(
+            "prediction",
+            (x,),
             batch_size=batch_size,
             steps_per_epoch=steps,
             micro_batch_size=tnt_micro_batch_size,
             distribute=tnt_distribute_dataset,
         )
-        self._start_from_master(feed, again=False)
+        self._start_from_master(adapter.spec, again=False)
         with (
-            _samples_needed(),
-            feed.explaining(),
-            self._callbacks(callbacks, feed, shown(verbose)) as callbacks,
+            adapter.explaining(),
+            self._callbacks(callbacks, adapter, shown(verbose)) as container,
+            _refusing_no_samples(container) as callbacks,
         ):
-            if callbacks.common.given:
-                with prediction.gathered_rows(self):
-                    return super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
-            with prediction.kept_rows(self) as rows:
-                super().predict(feed, steps=feed.steps_per_epoch, callbacks=callbacks)
-            return rows.together()
+            if container.common.given:
+                with prediction.gathered_predictions(self):
+                    return super().predict(
+                        adapter, steps=adapter.steps_per_epoch, callbacks=callbacks
+                    )
+            with prediction.kept_predictions(self) as predictions:
+                super().predict(adapter, steps=adapter.steps_per_epoch, callbacks=callbacks)
+            return predictions.gather()
 
     @contextmanager
     def _callbacks(
-        self, callbacks: Any, feed: RankDataAdapter, verbose: Any, **options: Any
-    ) -> Iterator[callback_list.RankCallbacks]:
-        """The callbacks of a run over data, which run in step with those of the other ranks."""
-        if isinstance(callbacks, (callback_list.RankCallbacks, backup.KeptCallbacks)):
-            yield callbacks  # of `fit`, which validates
+        self, callbacks: Any, adapter: RankDataAdapter, verbose: Any, **options: Any
+    ) -> Iterator[RankCallbacks]:
+        """The callbacks of a pass over data, in step with those of the other ranks."""
+        if isinstance(callbacks, (RankCallbacks, resumption.ResumingCallbacks)):
+            yield callbacks  # those of `fit`, which validates
             return
         options = {"epochs": 1, **options}
         options["epochs"], steps = internals.limited(
-            options["epochs"], feed.steps_per_epoch or feed.num_batches
+            options["epochs"], adapter.steps_per_epoch or adapter.num_batches
         )
         with (
-            callback_list.in_step(
+            callback_placement.in_step(
                 self, callbacks, verbose=verbose, steps=steps, **options
             ) as container,
             self._batch_logs(container.common.reads),
@@ -387,14 +391,14 @@ class Model(keras.Model):
             yield container
 
     @contextmanager
-    def _kept_alone(self, **given: Any) -> Iterator[dict[str, Any]]:
-        """The arguments of a `fit` of one rank, whose training may be backed up.
+    def _backed_up_alone(self, **given: Any) -> Iterator[dict[str, Any]]:
+        """The arguments of a `fit` on one rank, whose training may be backed up.
 
         Args:
-            given: The arguments as they were passed.
+            given: The arguments that the user passed.
         """
-        callbacks = callback_list.listed(given["callbacks"])
-        callback = backup.backup_of(callbacks)
+        callbacks = listed(given["callbacks"])
+        callback = backup_callback(callbacks)
         if callback is None:
             yield given
             return
@@ -410,7 +414,7 @@ class Model(keras.Model):
         steps = given["steps_per_epoch"]
         epochs, shown_steps = internals.limited(given["epochs"], steps or adapter.num_batches)
         inner = keras.callbacks.CallbackList(
-            backup.tidying(callbacks),
+            [stand_in_for(each) or each for each in callbacks],
             add_history=True,
             add_progbar=given["verbose"] != 0,
             model=self,
@@ -418,7 +422,7 @@ class Model(keras.Model):
             epochs=epochs,
             steps=shown_steps,
         )
-        with backup.kept(
+        with resumption.backed_up(
             self,
             inner,
             callback,
@@ -448,7 +452,7 @@ class Model(keras.Model):
         class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """One step on one global batch, which every rank passes and works on its part of."""
+        """Trains on one global batch, which every rank passes, as `keras.Model.train_on_batch`."""
         self._require_compiled("train_on_batch")
         if world.get_size() == 1:
             return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
@@ -458,30 +462,31 @@ class Model(keras.Model):
             sample_weight = internals.data_adapter_utils.class_weight_to_sample_weights(
                 y, class_weight
             )
-        part = self._part((x, y, sample_weight))
-        with self._batch_logs(_ALL), self._given("train_function", iter([part])):
+        own = self._micro_batch((x, y, sample_weight))
+        with self._batch_logs(_ALL), self._given("train_function", iter([own])):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """The metrics of one global batch, which every rank passes."""
+        """Returns the metrics of one global batch, which every rank passes."""
         self._require_compiled("test_on_batch")
         if world.get_size() == 1:
             return super().test_on_batch(x, y, sample_weight, return_dict)
-        part = self._part((x, y, sample_weight))
-        with self._batch_logs(_ALL), self._given("test_function", iter([part])):
+        own = self._micro_batch((x, y, sample_weight))
+        with self._batch_logs(_ALL), self._given("test_function", iter([own])):
             return super().test_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """The predictions for one global batch, which every rank passes."""
+        """Returns the predictions for one global batch, which every rank passes."""
         if world.get_size() == 1:
             return super().predict_on_batch(x)
-        part = self._part((x,))
-        with self._given("predict_function", [part]), prediction.gathered_rows(self):
+        own = self._micro_batch((x,))
+        with self._given("predict_function", [own]), prediction.gathered_predictions(self):
             return super().predict_on_batch(x)
 
-    def _part(self, batch: tuple[Any, ...]) -> MicroBatch:
+    def _micro_batch(self, batch: tuple[Any, ...]) -> MicroBatch:
+        """This rank's micro-batch of a global batch."""
         tensors = tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch
         )
@@ -493,7 +498,7 @@ class Model(keras.Model):
 
     @contextmanager
     def _given(self, function_name: str, data: Any) -> Iterator[None]:
-        """Makes one of Keras's functions work on `data`, whatever it is called with."""
+        """Has one of Keras's functions work on `data`, whatever it is called with."""
         getattr(self, f"make_{function_name}")()
         function = getattr(self, function_name)
         setattr(self, function_name, lambda _: function(data))
@@ -502,7 +507,7 @@ class Model(keras.Model):
         finally:
             setattr(self, function_name, function)
 
-    # Saving: what is saved is the plain Keras model, by the master rank.
+    # Saving: the master rank saves the plain Keras model.
 
     def save(
         self,
@@ -513,17 +518,17 @@ class Model(keras.Model):
         tnt_save_all_devices: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Saves the plain Keras model, as `keras.Model.save`: all of it, or nothing.
+        """Saves the plain Keras model, as `keras.Model.save`: whole, or not at all.
 
         The master rank writes, and waits for no other rank. The others wait for the master, so
-        that each may read the file next. To call it on the master alone is fine, too.
+        that they can read the file next. You can also call it on the master alone.
 
         Args:
-            filepath: Where to; with no ending, it becomes a folder, as with `zipped=False`.
-            overwrite: Whether to overwrite what is there, or to ask.
-            zipped: Whether to write one file, or a folder.
-            tnt_save_all_devices: Whether every rank writes, on a disk of its own, say. Then all
-                must call it.
+            filepath: The path; without an extension, a folder is made, as with `zipped=False`.
+            overwrite: If False, ask before overwriting a file.
+            zipped: If False, write a folder instead of one file.
+            tnt_save_all_devices: Whether every rank writes, for example to its own disk. All ranks
+                must call it then.
             kwargs: Further options of Keras.
         """
         saving.save_model(
@@ -538,9 +543,9 @@ class Model(keras.Model):
         *,
         tnt_save_all_devices: bool = False,
     ) -> None:
-        """Saves the weights, as `keras.Model.save_weights`, in the way of `save`.
+        """Saves the weights, as `keras.Model.save_weights`, with the guarantees of `save`.
 
-        With no ending, ".weights.h5" is added, also by `load_weights`.
+        A path without an extension gets ".weights.h5", here and in `load_weights`.
         """
         options = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
         saving.save_weights(self._plain(), filepath, overwrite, tnt_save_all_devices, **options)
@@ -548,11 +553,11 @@ class Model(keras.Model):
     def export(
         self, filepath: Any, *args: Any, tnt_save_all_devices: bool = False, **kwargs: Any
     ) -> None:
-        """Exports the plain Keras model, as `keras.Model.export`, in the way of `save`."""
+        """Exports the plain Keras model, as `keras.Model.export`, with the guarantees of `save`."""
         saving.export(self._plain(), filepath, *args, everywhere=tnt_save_all_devices, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads weights, as `keras.Model.load_weights`; with no ending, what was saved so."""
+        """Loads weights, as `keras.Model.load_weights`; see `save_weights` for the path."""
         found = loading.find_weights(filepath)
         with loading.whole(found):
             super().load_weights(found, *args, **kwargs)
@@ -560,7 +565,7 @@ class Model(keras.Model):
         loading.warn_of_useless_weights(self, found)
 
     def to_yaml(self, **kwargs: Any) -> str:
-        """The configuration, as `to_json` has it, in YAML.
+        """Returns the configuration that `to_json` returns, as YAML.
 
         Args:
             kwargs: Options of `yaml.safe_dump`.
@@ -573,19 +578,19 @@ class Model(keras.Model):
         return distributed(lambda: loading.from_config(config, custom_objects), "from_config")
 
     def _plain(self) -> Any:
-        """This model, settings and all, as an object of the class it was made from."""
+        """This model, with its settings, as an object of the class it was made from."""
         return wrapping.plain(self)
 
-    # Common ground
+    # Making and starting models
 
     @staticmethod
     def _tnt_wrap(model: Any) -> Model:
-        """Wraps a model as the class of this one does, for what Keras makes from a config."""
+        """Wraps a model that Keras has made from a configuration."""
         return _distributed(model)
 
     @staticmethod
     def _tnt_rebuild(rebuild: Callable[..., Any], *args: Any) -> Any:
-        """A copy, or what was pickled. One rank alone can make one, so no other is asked."""
+        """A copy, or a model from a pickle. One rank can make it alone, so no rank waits here."""
         return _wrapped(rebuild(*args))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -594,7 +599,7 @@ class Model(keras.Model):
 
     def compile_from_config(self, config: Any) -> None:
         if self._tnt_plain_class.compile is not keras.Model.compile:
-            super().compile_from_config(config)  # which says that it cannot
+            super().compile_from_config(config)  # warns that it cannot
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
@@ -611,9 +616,13 @@ class Model(keras.Model):
                 "`model.compile(optimizer=..., loss=...)` before it."
             )
 
-    def _start_from_master(self, data: RankDataAdapter | Any, again: bool = True) -> None:
-        """Makes all ranks hold the master's weights, if any of them may hold others."""
-        spec = data.spec if isinstance(data, RankDataAdapter) else data
+    def _start_from_master(self, spec: Any, again: bool = True) -> None:
+        """Gives all ranks the master's weights.
+
+        Args:
+            spec: The structure of the data.
+            again: Whether to do so even if no rank can have other weights.
+        """
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
             return
@@ -628,8 +637,8 @@ class Sequential(Model):
     """A stack of layers that trains on all ranks: `tnt.Model(keras.Sequential(layers))`.
 
     Args:
-        layers: The layers, in order; more can be added with `add`.
-        trainable: Whether its weights are to be trained.
+        layers: The layers, in order; `add` adds more.
+        trainable: Whether the weights are trained.
         name: The name of the model.
     """
 
@@ -640,31 +649,40 @@ class Sequential(Model):
 def _alone(
     x: Any, batch_size: int | None, micro_batch_size: int | None, purpose: str = ""
 ) -> tuple[Any, int | None]:
-    """The data of a rank without others, whose micro-batches are the batches."""
+    """Data and batch size for a single rank, whose micro-batches are the batches."""
     x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, purpose)
     return x, options["batch_size"]
 
 
+def _adapter(purpose_shown: str, data: tuple[Any, ...], **options: Any) -> RankDataAdapter:
+    """The adapter of the data of a pass.
+
+    Args:
+        purpose_shown: What the data are for, in words for the user.
+        data: x, y and sample_weight, or the first of them.
+        **options: Further arguments of `RankDataAdapter.of`.
+    """
+    if not options["distribute"]:
+        LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose_shown)
+    return RankDataAdapter.of(*data, **options)
+
+
 @contextmanager
-def _samples_needed() -> Iterator[None]:
-    """Says what is wrong where Keras has no prediction to return."""
+def _refusing_no_samples(callbacks: Any) -> Iterator[Any]:
+    """The callbacks of a `predict`, with one more that refuses data without a sample."""
+    refusing = prediction.NeedsSamples()
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        yield [*listed(callbacks), refusing]
+        return
+    callbacks.append(refusing)
     try:
-        yield
-    except UnboundLocalError as error:
-        if "batch_outputs" not in str(error):
-            raise
-        raise InputError(
-            "There are no samples in the data: `predict` needs at least one."
-        ) from None
-
-
-def _tell_of_own_data(purpose: str, distribute: bool) -> None:
-    if not distribute:
-        LOGGER.info("The %s data are not distributed: each rank works on its own.", purpose)
+        yield callbacks
+    finally:
+        callbacks.callbacks.remove(refusing)
 
 
 def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
-    """Refuses to divide a model, which earlier versions could."""
+    """Refuses to divide a model between ranks, as earlier versions could."""
     if strategy is ParallelStrategy.PIPELINING:
         raise InputError(
             "tnt.ParallelStrategy.PIPELINING is not supported: the layers of a model are not "
@@ -675,11 +693,13 @@ def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
             "tnt.ParallelStrategy.ALL is taken as DATA: every rank holds the whole model."
         )
     elif strategy is not ParallelStrategy.DATA:
-        raise InputError(f"parallel_strategy is {strategy!r}; it can be tnt.ParallelStrategy.DATA.")
+        raise InputError(
+            f"parallel_strategy is {strategy!r}; it must be tnt.ParallelStrategy.DATA."
+        )
     if num_pipeline_stages != 1:
         raise InputError(
-            f"num_pipeline_stages is {num_pipeline_stages!r}; it can be 1: the layers of a model "
-            "are not divided between ranks. Leave it out."
+            f"num_pipeline_stages is {num_pipeline_stages!r}; it must be 1, as the layers of a "
+            "model are not divided between ranks. Leave it out."
         )
 
 
@@ -705,5 +725,5 @@ def _wrapped(model: keras.Model) -> Any:
 
 
 def distributed(make: Callable[[], Any], call: str) -> Model:
-    """A tnt.Model of what `make` returns; if that fails on any rank, it fails on all."""
+    """A tnt.Model of what `make` returns; if that fails on one rank, it fails on all."""
     return _distributed(saving.on_all_ranks(call, make))

@@ -1,11 +1,12 @@
-"""The rows that the ranks predict for their parts of the batches, in the order of the samples.
+"""The predictions of all ranks, in the order of the samples.
 
-`predict` of Keras keeps the outputs of all steps and joins them at the end. Here each rank keeps
-its own rows only, out of Keras's sight; at the end the ranks exchange them block by block, into
-arrays that are the result. So a rank holds one copy of the result, and never much more.
+Keras's `predict` keeps the outputs of all steps and joins them at the end. Here each rank keeps
+only the rows of its micro-batches, and Keras keeps none. At the end the ranks exchange their rows
+block by block, straight into the arrays that are returned. So a rank holds one copy of the result,
+and never much more.
 
-A model is taken to work sample by sample: the rows of a batch are those of its samples, in their
-order, whatever other samples are in it.
+This assumes that a model works sample by sample: an output has a row for each sample, in the order
+of the samples, and a row does not depend on the other samples of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tarantella.comm.block_exchange import OutgoingBlocks, exchange
 from tarantella.comm.waiting import barrier
 from tarantella.data.micro_batch import row_count, slice_rows
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras.columns import Column, Dense, Places, column_for
+from tarantella.keras.columns import Column, Dense, RowLayout, column_for
 from tarantella.runtime import world
 
 if TYPE_CHECKING:
@@ -33,16 +34,16 @@ _CALL = "predict()"
 
 
 def own_rows(outputs: Any, count: Any) -> tuple[Any, Any]:
-    """What a rank hands on from a step: its rows, and how many there are of each output.
+    """This rank's rows of a step, and how many there are of each output.
 
     Args:
         outputs: What the model has computed.
-        count: How many samples of the batch are this rank's. With none it has computed on a
+        count: How many samples of the batch this rank has. Without any, it has computed on a
             sample that stands in, and has no rows.
 
     Returns:
-        The rows, in the structure of `outputs`, and an array with a row of numbers for the step:
-        Keras joins the arrays of several steps that it runs at once.
+        The rows, in the structure of `outputs`, and an array with one row for the step: Keras
+        joins the arrays of several steps that it runs at once.
     """
     rows = keras.tree.map_structure(lambda output: _all_or_none(output, count > 0), outputs)
     return rows, tf.stack([row_count(leaf) for leaf in keras.tree.flatten(rows)])[tf.newaxis]
@@ -53,14 +54,14 @@ def _all_or_none(output: Any, wanted: Any) -> Any:
         output = tf.convert_to_tensor(output)
     if output.shape.rank == 0:
         raise InputError(
-            f"{_CALL}: the model returns a single number for a whole batch. Each rank computes "
-            "its part of a batch, and cannot know it: return one row for each sample."
+            f"{_CALL}: the model returns a single number for a whole batch, but each rank sees "
+            "only its micro-batch: return one row for each sample."
         )
     return slice_rows(output, 0, tf.where(wanted, row_count(output), 0))
 
 
-class Rows:
-    """This rank's rows, until they are put together with those of the others."""
+class Predictions:
+    """This rank's rows, until they are gathered with those of the other ranks."""
 
     def __init__(self) -> None:
         self._structure: Any = None  # of the outputs, with a description of each
@@ -69,7 +70,7 @@ class Rows:
         self._counts: list[Any] = []  # of each execution, which is one step or several
 
     def add(self, rows: Any, counts: Any) -> None:
-        """Keeps what `own_rows` has returned, for the steps of one execution."""
+        """Keeps the result of `own_rows`, for the steps of one execution."""
         leaves = keras.tree.flatten(rows)
         if not self._counts:
             self._columns = [column_for(leaf) for leaf in leaves]
@@ -81,22 +82,21 @@ class Rows:
             column.add(leaf, self._stream)
         self._counts.append(np.asarray(counts))
 
-    def together(self) -> Any:
+    def gather(self) -> Any:
         """The rows of all ranks, in the order of the samples; every rank must call it, once."""
         with agreement.turn() as comm:
             agreement.agree(_CALL, self._lines(), comm)
-            places = self._places(comm)
+            layouts = self._layouts(comm)
             dense = [
-                (column, of_column)
-                for column, of_column in zip(self._columns, places, strict=True)
+                (column, layout)
+                for column, layout in zip(self._columns, layouts, strict=True)
                 if isinstance(column, Dense)
             ]
             if dense:
                 self._agree_on_shapes(dense, comm)
                 self._exchange(dense, comm)
         results = [
-            column.result(of_column)
-            for column, of_column in zip(self._columns, places, strict=True)
+            column.result(layout) for column, layout in zip(self._columns, layouts, strict=True)
         ]
         return keras.tree.pack_sequence_as(self._structure, results)
 
@@ -110,30 +110,30 @@ class Rows:
             ),
         ]
 
-    def _places(self, comm: MPI.Comm) -> list[Places]:
-        """Where the rows of each column go."""
+    def _layouts(self, comm: MPI.Comm) -> list[RowLayout]:
+        """The order of the rows of each column."""
         mine = np.concatenate(self._counts).astype(np.int64)
         everyones = np.empty((world.get_size(), *mine.shape), np.int64)
         barrier(comm)
         comm.Allgather(mine, everyones)
         steps = [len(counts) for counts in self._counts]
-        return [Places(everyones[:, :, column], steps) for column in range(mine.shape[1])]
+        return [RowLayout(everyones[:, :, column], steps) for column in range(mine.shape[1])]
 
-    def _agree_on_shapes(self, dense: Sequence[tuple[Dense, Places]], comm: MPI.Comm) -> None:
-        """Gives the columns the shapes that rows have in each execution.
+    def _agree_on_shapes(self, dense: Sequence[tuple[Dense, RowLayout]], comm: MPI.Comm) -> None:
+        """Finds the shape of a row in each execution.
 
-        A rank without rows may have computed another one for the sample that stood in.
+        A rank without rows may have another one, of the sample that stands in.
         """
         from mpi4py import MPI
 
         shapes = [column.shapes() for column, _ in dense]
-        has_rows = [places.rows_of(world.get_rank()) > 0 for _, places in dense]
+        has_rows = [layout.rows_of(world.get_rank()) > 0 for _, layout in dense]
         mine = np.concatenate(shapes, axis=1)
         known = np.concatenate(
             [np.broadcast_to(k[:, None], s.shape) for k, s in zip(has_rows, shapes, strict=True)],
             axis=1,
         )
-        # The largest of all, and the smallest with its sign changed, in one message.
+        # The maximum, and the minimum with its sign changed, in one message.
         extremes = np.where(known, np.stack([mine, -mine]), np.iinfo(np.int64).min)
         barrier(comm)
         comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
@@ -145,16 +145,16 @@ class Rows:
         for (column, _), agreed in zip(dense, np.split(largest, ends, axis=1), strict=True):
             column.agreed = agreed
 
-    def _exchange(self, dense: Sequence[tuple[Dense, Places]], comm: MPI.Comm) -> None:
-        for column, places in dense:
-            column.allocate(places)
+    def _exchange(self, dense: Sequence[tuple[Dense, RowLayout]], comm: MPI.Comm) -> None:
+        for column, layout in dense:
+            column.allocate(layout)
         ranks, executions = range(world.get_size()), range(len(self._counts))
-        lengths = [sum(column.bytes_of(rank, at) for column, at in dense) for rank in ranks]
+        lengths = [sum(column.bytes_of(rank, layout) for column, layout in dense) for rank in ranks]
 
         def targets(rank: int) -> Iterator[Any]:
             for execution in executions:
-                for column, places in dense:
-                    yield from column.targets(rank, execution, places)
+                for column, layout in dense:
+                    yield from column.targets(rank, execution, layout)
 
         exchange(self._stream, lengths, [targets(rank) for rank in ranks], comm)
         for column, _ in dense:
@@ -165,33 +165,50 @@ def _different_shapes(largest: Any, smallest: Any) -> MismatchError:
     execution, dimension = (int(index[0]) for index in np.nonzero(largest != smallest))
     low, high = smallest[execution, dimension], largest[execution, dimension]
     return MismatchError(
-        f"{_CALL}: the rows that the ranks computed have different shapes in step {execution}: one "
-        f"dimension is {low} on one rank and {high} on another. The shape of a row must not "
-        "depend on the other samples of a batch; pad the samples to a common size before."
+        f"{_CALL}: the ranks computed rows of different shapes in step {execution}: a dimension is "
+        f"{low} on one rank and {high} on another. The shape of a row must not depend on the other "
+        "samples of a batch: pad the samples to a common size first."
     )
 
 
+class NeedsSamples(keras.callbacks.Callback):
+    """Refuses data without a single batch: Keras would fail for lack of an output to return."""
+
+    async_safe = True  # for Keras: it may be called while the next step runs
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_batch = False
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._has_batch = True
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        if not self._has_batch:
+            raise InputError("There are no samples in the data: `predict` needs at least one.")
+
+
 @contextmanager
-def kept_rows(model: Any) -> Iterator[Rows]:
-    """Keeps what the model predicts from Keras, which gets nothing to hold and to join."""
-    rows = Rows()
+def kept_predictions(model: Any) -> Iterator[Predictions]:
+    """Keeps what the model predicts, in place of Keras."""
+    predictions = Predictions()
 
     def keep(rows_and_counts: Any) -> Any:
-        rows.add(*rows_and_counts)
+        predictions.add(*rows_and_counts)
         return ()
 
     with _predictions_through(keep, model):
-        yield rows
+        yield predictions
 
 
 @contextmanager
-def gathered_rows(model: Any) -> Iterator[None]:
-    """Gives Keras the rows of all ranks in each step, as if it had computed them all."""
+def gathered_predictions(model: Any) -> Iterator[None]:
+    """Gives Keras the rows of all ranks in each step, as if this rank had computed them all."""
 
     def gather(rows_and_counts: Any) -> Any:
-        rows = Rows()
-        rows.add(*rows_and_counts)
-        return keras.tree.map_structure(_as_tensor, rows.together())
+        predictions = Predictions()
+        predictions.add(*rows_and_counts)
+        return keras.tree.map_structure(_as_tensor, predictions.gather())
 
     with _predictions_through(gather, model):
         yield

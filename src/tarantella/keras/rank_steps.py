@@ -20,7 +20,7 @@ from tarantella.keras.compiled_call import call_compiled
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.metrics import global_results
 from tarantella.keras.step import Step, current
-from tarantella.keras.stop_requests import StopsTogether
+from tarantella.keras.stop_requests import StopsOnAllRanks
 from tarantella.runtime import world
 
 
@@ -50,7 +50,7 @@ class _Replaceable:
         del vars(model)[self._name]
 
 
-class RankSteps(StopsTogether, keras.Model):
+class RankSteps(StopsOnAllRanks, keras.Model):
     """What a model does differently on several ranks, around what its own class does.
 
     It stands in front of the class of the user's model: a `train_step` of the user's is called

@@ -19,7 +19,7 @@ from tarantella.runtime import messages, world
 from tarantella.runtime.atomic_write import atomic_write
 
 WEIGHTS = ".weights.h5"
-WEIGHTS_IN_PARTS = ".weights.json"
+SHARDED_WEIGHTS = ".weights.json"
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Target:
     """Where something is to be saved.
 
     Attributes:
-        path: the file or folder
-        makes_parents: whether Keras makes the folders it is in, if they are missing
-        options: what Keras is to be told besides
+        path: The file or folder.
+        makes_parents: Whether Keras makes the folders above it, if they are missing.
+        options: Further options for Keras.
     """
 
     path: str
@@ -49,10 +49,10 @@ def save_model(
 
     Args:
         model: The model.
-        filepath: Where to; with no ending, it becomes a folder.
-        overwrite: Whether to overwrite what is there, or to ask.
-        zipped: Whether to write one file, or a folder.
-        everywhere: Whether each rank is to write, and not the master alone.
+        filepath: The path; without an extension, a folder is made.
+        overwrite: If False, ask before overwriting a file.
+        zipped: If False, write a folder instead of one file.
+        everywhere: Whether every rank writes, rather than the master alone.
         options: Further options of Keras.
     """
 
@@ -72,14 +72,14 @@ def save_weights(
 ) -> None:
     """Saves the weights of a plain Keras model, as `keras.Model.save_weights`.
 
-    A path with no ending gets one, which `loading.find_weights` finds.
+    A path without an extension gets one, which `loading.find_weights` finds.
     """
 
     def save(path: Any, **more: Any) -> None:
         keras.Model.save_weights(model, path, **options, **more)
 
-    in_parts = options.get("max_shard_size") is not None
-    target = _target_of_weights(filepath, in_parts)
+    sharded = options.get("max_shard_size") is not None
+    target = _target_of_weights(filepath, sharded)
     _write("save_weights", save, filepath, target, overwrite, everywhere)
 
 
@@ -96,7 +96,7 @@ def export(
     _write("export", save, filepath, target, True, everywhere)
 
 
-# Where to
+# Where it is saved
 
 
 def _target_of_model(filepath: Any, zipped: bool | None) -> Target | None:
@@ -112,18 +112,18 @@ def _target_of_model(filepath: Any, zipped: bool | None) -> Target | None:
     return Target(path, False, {}) if path.endswith(".keras") else None
 
 
-def _target_of_weights(filepath: Any, in_parts: bool) -> Target | None:
+def _target_of_weights(filepath: Any, sharded: bool) -> Target | None:
     path = local_path(filepath)
     if path is None:
         return None
     if not Path(path).suffix:
-        path += WEIGHTS_IN_PARTS if in_parts else WEIGHTS
-    endings = (WEIGHTS, WEIGHTS_IN_PARTS) if in_parts else (WEIGHTS,)
+        path += SHARDED_WEIGHTS if sharded else WEIGHTS
+    endings = (WEIGHTS, SHARDED_WEIGHTS) if sharded else (WEIGHTS,)
     return Target(path, False, {}) if path.endswith(endings) else None
 
 
 def local_path(filepath: Any) -> str | None:
-    """The path of a file that could be renamed, if it is that of one."""
+    """The path, if it is one in a local file system that can be renamed."""
     path = os.fspath(filepath) if isinstance(filepath, os.PathLike) else filepath
     if not isinstance(path, str) or internals.is_remote_path(path):
         return None
@@ -131,7 +131,7 @@ def local_path(filepath: Any) -> str | None:
     return path if Path(path).name not in ("", "..") else None
 
 
-# Who writes, and what the others do
+# Which ranks write, and what the others do
 
 
 def _write(
@@ -142,22 +142,22 @@ def _write(
     overwrite: bool,
     everywhere: bool,
 ) -> None:
-    """Has Keras save something; raises what that raises on all ranks.
+    """Has Keras save something, and raises its error on all ranks.
 
     Args:
-        method: The name of the method that the user has called.
-        save: Keras's, of a path and further options.
-        filepath: Where to, as the user has said it.
-        target: What that means; None for whatever Keras deals with, or refuses, by itself.
-        overwrite: Whether to overwrite what is there, or to ask.
-        everywhere: Whether each rank is to write, and not the master alone.
+        method: The method that the user has called.
+        save: Keras's function of a path and options.
+        filepath: The path as the user passed it.
+        target: What it means; None for a path that is left to Keras, to handle or refuse.
+        overwrite: If False, ask before overwriting a file.
+        everywhere: Whether every rank writes, rather than the master alone.
     """
 
     def write() -> None:
         if target is None:
             save(filepath, overwrite=overwrite)
         elif overwrite or not Path(target.path).exists() or internals.may_overwrite(target.path):
-            write_aside(save, target, alone=not everywhere)
+            write_atomically(save, target, alone=not everywhere)
 
     if everywhere:
         on_all_ranks(f"{method}(tnt_save_all_devices=True)", write)
@@ -166,8 +166,8 @@ def _write(
         master_done.done_by_master(Subject(method, thing), write)
 
 
-def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
-    """Has something saved all at once.
+def write_atomically(save: Callable[..., None], target: Target, alone: bool) -> None:
+    """Saves something whole, or not at all.
 
     Args:
         save: Writes it, given a path and the target's options.
@@ -181,15 +181,15 @@ def write_aside(save: Callable[..., None], target: Target, alone: bool) -> None:
         save(target.path, **target.options)  # raises Keras's error
         return
     with (
-        atomic_write(target.path, world.get_rank(), alone) as place,
+        atomic_write(target.path, world.get_rank(), alone) as written,
         checked_writes(),
-        hooks.messages_about(str(place), target.path),
+        hooks.messages_about(str(written), target.path),
     ):
-        save(str(place), **target.options)
+        save(str(written), **target.options)
 
 
 def on_all_ranks(call: str, action: Callable[[], Any]) -> Any:
-    """Does something on every rank; if it fails on one, all raise the error of the first."""
+    """Does something on every rank; if it fails, all raise the error of the first that failed."""
     if world.get_size() == 1:
         return action()
     result, own, problem = None, None, b""
@@ -210,5 +210,5 @@ def on_all_ranks(call: str, action: Callable[[], Any]) -> Any:
 
 def _of_other_rank(error: Exception, rank: int) -> Exception:
     if hasattr(error, "add_note"):  # since Python 3.11
-        error.add_note(f"This is what happened on rank {rank}.")
+        error.add_note(f"This error is from rank {rank}.")
     return error

@@ -10,7 +10,7 @@ from tarantella.internals import keras as internals
 from tarantella.keras import state
 from tarantella.keras.advice import Advice
 from tarantella.keras.rank_steps import RankSteps
-from tarantella.keras.stop_requests import Stops
+from tarantella.keras.stop_requests import StopRequests
 
 # Keras makes these when it needs them, for the object that they are called on.
 _NO_FUNCTIONS = dict.fromkeys(("train_function", "test_function", "predict_function"))
@@ -32,7 +32,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_new_variables=state.NewVariables(),
         _tnt_passes_over=False,
         _tnt_started=False,
-        _tnt_stops=Stops(),
+        _tnt_stop_requests=StopRequests(),
     )
     return made
 

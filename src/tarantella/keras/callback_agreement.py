@@ -1,0 +1,115 @@
+"""What the ranks tell each other about their callbacks before they run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tarantella.comm.waiting import barrier
+from tarantella.errors import InputError
+from tarantella.keras.backup_files import backup_callback
+from tarantella.keras.callback_rules import (
+    Phase,
+    may_change_model,
+    reads_batch_logs,
+    runs_on_all_ranks,
+    written_path,
+)
+from tarantella.runtime import messages, world
+
+_PHASES = ("train", "test", "predict")
+_BATCH_EVENTS = tuple(f"{phase}_batch_{end}" for phase in _PHASES for end in ("begin", "end"))
+
+
+@dataclass(frozen=True)
+class CommonCallbacks:
+    """What the ranks know of each other's callbacks.
+
+    Attributes:
+        alike: Whether all ranks have the same kinds of callbacks, in the same order.
+        given: Whether any rank has a callback.
+        reads: The phases in which one of them reads the logs of batches.
+        acts: The events of batches at which one of them might change the model.
+        apart: Whether some ranks might do so alone.
+        same_paths: The positions of callbacks that write to the same path on several ranks.
+        save_freq: How often the master's `BackupAndRestore` saves; None without one.
+    """
+
+    alike: bool
+    given: bool
+    reads: frozenset[str]
+    acts: frozenset[str]
+    apart: bool
+    same_paths: frozenset[int]
+    save_freq: Any
+
+
+def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> CommonCallbacks:
+    """Tells the other ranks about this rank's callbacks; every rank must call it.
+
+    Args:
+        callbacks: Those of this rank.
+        verbose: What this rank shows of its progress.
+        trains: Whether this is a `fit`.
+    """
+    shown = [keras.callbacks.ProgbarLogger()] if verbose == 1 else []
+    phases = [Phase(name, verbose, trains) for name in _PHASES]
+    own = (
+        [f"{type(callback).__module__}.{type(callback).__qualname__}" for callback in callbacks],
+        [
+            phase.name
+            for phase in phases
+            if any(reads_batch_logs(callback, phase) for callback in [*callbacks, *shown])
+        ],
+        [
+            event
+            for event in _BATCH_EVENTS
+            if any(may_change_model(callback, event) for callback in callbacks)
+        ],
+        any(_acts_alone(callback) for callback in callbacks),
+        [written_path(callback) for callback in callbacks],
+        getattr(backup_callback(callbacks), "save_freq", None),
+    )
+    communicator = world.communicator("callbacks")
+    barrier(communicator)
+    everyones = messages.allgather(own, communicator)
+    kinds, reads, acts, alone, paths, save_freqs = zip(*everyones, strict=True)
+    alike = all(own_kinds == kinds[0] for own_kinds in kinds)
+    at_position = list(zip(*paths, strict=True)) if alike else []
+    return CommonCallbacks(
+        alike=alike,
+        given=any(kinds),
+        reads=frozenset().union(*reads),
+        acts=frozenset().union(*acts),
+        apart=not alike or any(alone),
+        same_paths=frozenset(
+            position
+            for position, used in enumerate(at_position)
+            if used[0] is not None and len(set(used)) < len(used)
+        ),
+        save_freq=save_freqs[world.get_master_rank()],
+    )
+
+
+def _acts_alone(callback: Any) -> bool:
+    """Whether a callback that only the master rank runs might change the model at batches."""
+    return not runs_on_all_ranks(callback) and any(
+        may_change_model(callback, event) for event in _BATCH_EVENTS
+    )
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """The callbacks in what was passed to `fit`."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    found = keras.tree.flatten(callbacks) if callbacks else []
+    for callback in found:
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise InputError(
+                f"`callbacks` contains {callback!r}, which is not a callback. Pass objects such "
+                "as `keras.callbacks.EarlyStopping()`."
+            )
+    return found
