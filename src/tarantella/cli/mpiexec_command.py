@@ -32,7 +32,7 @@ class MpiexecCommand:
         script: the path that identifies their script
         allocation: the hosts; None: this machine only
         runs_script: whether it is a Python script
-        quiet_tensorflow: hide what TensorFlow says on its placement up, and would say on every rank
+        quiet_tensorflow: hide what TensorFlow prints on every rank when it starts
     """
 
     argv: tuple[str, ...]

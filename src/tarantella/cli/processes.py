@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tarantella.launch.process_identity import identity, stat_of
-from tarantella.launch.supervisor import HEARTBEAT
 from tarantella.runtime import times
-from tarantella.runtime.announce import RUN_ID
+from tarantella.runtime.announce import HEARTBEAT, RUN_ID
 from tarantella.runtime.launcher import find_launch
 
 SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path

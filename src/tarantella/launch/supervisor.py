@@ -34,6 +34,7 @@ from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
     FAILED,
+    HEARTBEAT,
     LEAVES,
     PRINTED,
     PRINTED_LAST,
@@ -52,7 +53,6 @@ from tarantella.runtime.configuration import configuration
 from tarantella.runtime.failure import BAD_INPUT
 
 NOT_STARTED = 127  # the status that shells give to a program that cannot be started
-HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life, in runs on several hosts
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2, signal.SIGCONT)  # fmt: skip
 _UNKNOWN_ERROR = 14  # Open MPI's MPI_ERR_UNKNOWN
