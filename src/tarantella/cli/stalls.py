@@ -37,7 +37,7 @@ class Stalls:
     def __init__(self, hosts: Mapping[int, str], seconds: float, warns: bool = True) -> None:
         self._hosts = hosts
         self._seconds = seconds
-        self._said: dict[int, tuple[float, Announcement]] = {}
+        self._reports: dict[int, tuple[float, Announcement]] = {}
         self._finished: set[int] = set()
         self._joins: dict[int, tuple[float, Announcement]] = {}  # and since when
         self._stopped: dict[int, tuple[float, Announcement]] = {}  # since when
@@ -59,7 +59,7 @@ class Stalls:
         if news.kind in (RESUMED, ENDED):
             self._stopped.pop(news.rank, None)
         if news.kind in (WAITS, ELSEWHERE):
-            self._said[news.rank] = time.monotonic(), news
+            self._reports[news.rank] = time.monotonic(), news
 
     def forgive(self, seconds: float) -> None:
         """The command has not listened for so long."""
@@ -82,7 +82,7 @@ class Stalls:
         self._has_warned = True
         if not self._warns:
             return None
-        return self._words(waiting)
+        return self._describe(waiting)
 
     def failure(self) -> Failure | None:
         """The failure that ends the run, if ranks have waited for too long."""
@@ -97,7 +97,7 @@ class Stalls:
         if max(news.status for news in waiting) <= limit:
             return None
         missing = self._missing(waiting)
-        too_long = f"{too_long}. {self._words(waiting).rstrip('.')}"
+        too_long = f"{too_long}. {self._describe(waiting).rstrip('.')}"
         if not missing:
             return Failure(None, "", f"ranks have waited for each other {too_long}", 1)
         first = missing[0]
@@ -105,9 +105,9 @@ class Stalls:
 
     def _fresh(self) -> dict[int, Announcement]:
         now = time.monotonic()
-        said = {
+        reports = {
             rank: news
-            for rank, (when, news) in self._said.items()
+            for rank, (when, news) in self._reports.items()
             if now - when < times.REPORT_IS_FRESH
         }
         joins = {
@@ -115,7 +115,7 @@ class Stalls:
             for rank, (since, news) in self._joins.items()
             if self._seconds and now - since > self._seconds
         }
-        heard = said | joins
+        heard = reports | joins
         return {rank: news for rank, news in heard.items() if rank not in self._stopped}
 
     def _stopped_for(self, seconds: float) -> list[int]:
@@ -135,7 +135,7 @@ class Stalls:
         missing = self._hosts.keys() - {news.rank for news in waiting}
         return sorted(missing, key=lambda rank: (rank not in self._stopped, rank))
 
-    def _words(self, waiting: Sequence[Announcement]) -> str:
+    def _describe(self, waiting: Sequence[Announcement]) -> str:
         if waiting:
             return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
         named = [f"Rank {r} on host {self._hosts[r]} is {self._stop(r)}" for r in self._stopped]
