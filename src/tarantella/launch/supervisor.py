@@ -4,7 +4,7 @@ No MPI launcher says reliably which rank ended, and why: with a status, by a sig
 `os._exit` that left the others waiting. The parent of a process always knows. It tells before it
 ends itself, so before the launcher can end the other ranks: the first bad news is the cause.
 
-What the master rank prints goes to the launcher untouched. What other ranks print is kept, and
+What the master rank prints goes to the launcher untouched. What other ranks print is held, and
 shown only if they fail; or, with `TNT_OUTPUT_ON_ALL_DEVICES`, announced to the command, which shows
 it with the rank in front of each line.
 """
@@ -26,9 +26,8 @@ from typing import NoReturn
 from tarantella.errors import InputError
 from tarantella.launch import binding, isolation, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
-from tarantella.launch.mpich_abort import Abort, exit_status, find_abort
-from tarantella.launch.output_tail import OutputTail
 from tarantella.launch.process_identity import identity
+from tarantella.launch.rank_output import RankOutput
 from tarantella.runtime import launcher, times
 from tarantella.runtime.announce import (
     ALIVE,
@@ -36,18 +35,12 @@ from tarantella.runtime.announce import (
     FAILED,
     HEARTBEAT,
     LEAVES,
-    PRINTED,
-    PRINTED_LAST,
     RESTARTS,
     RESUMED,
-    RUN_ID,
     STARTED,
     STOPPED,
     Announcement,
     announce,
-    line_start,
-    prints,
-    send,
 )
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.failure import BAD_INPUT
@@ -80,7 +73,8 @@ def main(arguments: list[str]) -> int:
         _become(command, rank, host, parent, [writing for _, writing in pipes])
     for _, writing in pipes:
         os.close(writing)
-    program = _Program(pid, rank, host, [reading for reading, _ in pipes], is_open, kept)
+    output = RankOutput(rank, host, pid, is_open, kept)
+    program = _Program(pid, rank, host, [reading for reading, _ in pipes], output)
     announce(Announcement(STARTED, rank, host, parent, launcher=identity(os.getppid())))
     status = program.wait()
     signal.alarm(0)
@@ -130,9 +124,8 @@ def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[i
         # supervisor; and what the rank starts can be ended with it.
         os.setpgid(0, 0)
         die_with(parent, signal.SIGKILL)
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # ignored if a shell script has started us with &
+        # A shell script that has started us with & has it ignored.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         # mpiexec gives some ranks an input that never ends: reading it would block forever.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, pipe in enumerate(pipes, 1):
@@ -159,17 +152,14 @@ class _Program:
     Args:
         pid: its process
         rank: its rank
-        host: name of this host
+        host: the name of this host
         pipes: where its output and its errors come from; none if they go to the launcher directly
-        is_open: whether what it prints is shown unchanged
-        kept: the file for all that it prints, if any
+        output: what becomes of them
     """
 
     def __init__(
-        self, pid: int, rank: int, host: str, pipes: list[int], is_open: bool, kept: int | None
+        self, pid: int, rank: int, host: str, pipes: list[int], output: RankOutput
     ) -> None:
-        self._is_open = is_open
-        self._kept = kept
         self._pid = pid
         self._rank = rank
         self._host = host
@@ -177,9 +167,7 @@ class _Program:
         self._status: int | None = None
         self.was_asked_to_end = False
         self._needs_time = False
-        self._line_start = line_start(os.environ.get(RUN_ID, ""))
-        self._unparsed = b""  # the start of an announcement of the program
-        self._tail = OutputTail()
+        self._output = output
         self._heartbeat = float(os.environ.get(HEARTBEAT) or 0) or None
         self._selector = selectors.DefaultSelector()
         for stream, pipe in enumerate(pipes, 1):
@@ -205,7 +193,7 @@ class _Program:
         for key in list(self._selector.get_map().values()):
             self._read(key.fd, key.data, to_the_end=True)
         if self._status != 0 and not self.was_asked_to_end:
-            self._announce_tail()
+            self._output.announce_tail()
         return self._status
 
     def _check_program(self) -> None:
@@ -244,58 +232,9 @@ class _Program:
                 self._selector.unregister(pipe)
                 return
             if stream:  # the other one only says that a signal has come
-                self._take(stream, data)
+                self._output.add(stream, data)
             if not to_the_end:
                 return
-
-    def _take(self, stream: int, data: bytes) -> None:
-        """Forward or keep what the program prints; announcements are always forwarded."""
-        if stream == 2:
-            data, self._unparsed = self._unparsed + data, b""
-            while (start := data.find(self._line_start)) >= 0:
-                end = data.find(b"\n", start)
-                if end < 0:
-                    self._unparsed = data[start:]
-                    data = data[:start]
-                    break
-                self._show(2, data[:start])
-                self._forward(data[start : end + 1])
-                data = data[end + 1 :]
-            if abort := find_abort(data):
-                self._show(2, data[: abort.start])
-                self._hear_abort(abort)
-                data = data[abort.end :]
-        self._show(stream, data)
-
-    def _hear_abort(self, abort: Abort) -> None:
-        """Tell of an abort at once: MPICH may end this process, too, before the rank has ended."""
-        self._show(2, b"" if abort.is_call else abort.line)
-        self._announce_tail()
-        cause = "it called MPI_Abort" if abort.is_call else abort.reason
-        status = exit_status(abort.code)
-        announce(Announcement(FAILED, self._rank, self._host, self._pid, status, cause))
-
-    def _show(self, stream: int, data: bytes) -> None:
-        if self._kept is not None:
-            _write(self._kept, data)  # a full disk does not end the run
-        if self._is_open:
-            _write(stream, data)
-            return
-        if not configuration().output_on_all_devices:
-            self._tail.add(stream, data)
-            return
-        for news in prints(PRINTED, self._rank, self._host, stream, data):
-            announce(news)
-
-    def _forward(self, line: bytes) -> None:
-        if f'"kind": "{FAILED}"'.encode() in line:
-            self._announce_tail()
-        send(line)
-
-    def _announce_tail(self) -> None:
-        for stream, data in self._tail.take():
-            for news in prints(PRINTED_LAST, self._rank, self._host, stream, data):
-                announce(news)
 
     def _watch_signals(self) -> None:
         """Have signals wake up the loop, and forward them to the program."""
@@ -355,13 +294,6 @@ def _catches(pid: int, number: int) -> bool:
             if name == "SigCgt":
                 return bool(int(value, 16) >> (number - 1) & 1)
     return False
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    with suppress(OSError):  # nobody reads it any more, or a disk is full
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
 
 
 def _send(pid: int, number: int) -> None:
