@@ -1,4 +1,4 @@
-"""Runs that are ended: nothing remains on any host, whenever it happens, and soon."""
+"""Runs that are asked to end: soon, at any time, nothing of them is left on any host."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_dry_run_touches_no_network(cluster: Cluster) -> None:
     assert sum(line.startswith("  rank ") for line in lines) == 512
     assert "  rank 511: GPU 7" in result.stdout
     assert "gpu63.cluster:8" in lines[-1]
-    assert "not asked" in result.stdout
+    assert "not checked" in result.stdout
 
 
 def test_hosts_that_do_not_have_the_same_cores(cluster: Cluster) -> None:

@@ -62,7 +62,9 @@ def test_machine_without_domains(option: str, cluster: Cluster) -> None:
         pytest.skip("needs a machine with one NUMA domain at most")
     result = cluster.run(option, "--", cluster.script(WHERE))
     assert result.returncode == 2
-    assert result.stderr.startswith("tarantella: Host node1 has no NUMA domains to pin ranks to")
+    assert result.stderr.startswith(
+        "tarantella: Host node1 does not have several NUMA domains to pin ranks to"
+    )
     assert result.stderr.count("\n") == 1
 
 

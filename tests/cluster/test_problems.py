@@ -1,4 +1,4 @@
-"""What is wrong with a cluster is found before the run, and told so that a newcomer can mend it.
+"""What is wrong with a cluster is found before the run, with advice that a newcomer can follow.
 
 One table of all hosts, and one line for each host with a problem that says what to do.
 """

@@ -44,7 +44,7 @@ ARGUMENTS = [
     ("--hostfile folder -- script.py", "folder cannot be read"),
     ("--hostfile empty -- script.py", "empty names no host"),
     ("--hostfile doubled -- script.py", "the host node1 twice, in the lines 1 and 3"),
-    ("--hostfile bytes -- script.py", "is no text"),
+    ("--hostfile bytes -- script.py", "is not a text file"),
 ]
 
 
@@ -66,12 +66,12 @@ VARIABLES = [
     ("TNT_LOG_LEVEL", "LOUD", "one of DEBUG, INFO, WARNING, ERROR"),
     ("TNT_LOG_ON_ALL_DEVICES", "perhaps", "true or false"),
     ("TNT_THREADS", "0", "a whole number, 1 or more"),
-    ("TNT_STALL_TIMEOUT", "-1", "a whole number of seconds, or 0 to wait for ever"),
-    ("TNT_GRACE_PERIOD", "soon", "a whole number of seconds"),
+    ("TNT_STALL_TIMEOUT", "-1", "a whole number of seconds, or 0 to wait forever"),
+    ("TNT_GRACE_PERIOD", "soon", "a whole number of seconds, 0 or more"),
     ("TNT_FUSION_THRESHOLD", "1.5", "a whole number of kilobytes, 0 or more"),
     ("TNT_CORES", "0,x", "lists of cores, as in 0-3:4-7"),
     ("TNT_GPUS", "first", "the numbers of GPUs, separated by commas"),
-    ("TNT_CHECK_TIMEOUT", "9999", "a whole number of seconds, up to 3600"),
+    ("TNT_CHECK_TIMEOUT", "9999", "a whole number of seconds, from 1 to 3600"),
 ]
 
 

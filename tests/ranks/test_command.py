@@ -1,4 +1,4 @@
-"""The real command with real ranks, when all goes well; and what it says when it cannot start."""
+"""The real command with real ranks when all goes well, and its messages when it cannot start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*command: str | bytes, **settings: object) -> subprocess.CompletedProces
 
 
 def unmarked(output: str) -> list[str]:
-    """The lines of all ranks, without the marks that say whose they are."""
+    """The lines of all ranks, without the prefixes that say whose they are."""
     lines = output.splitlines()
     assert all(line.startswith("[rank ") for line in lines)
     return sorted(line.partition("] ")[2] for line in lines)

@@ -1,4 +1,4 @@
-"""A rank that fails takes the run down: soon, with one message, and with nothing left behind.
+"""A rank that fails ends the run: soon, with one message, and with nothing left behind.
 
 The real command starts real ranks here. While one of them fails, the others wait for it in a
 collective, as they would in training.
@@ -36,7 +36,7 @@ barrier = world.communicator("control").Barrier
 
 @pytest.fixture
 def environ() -> Iterator[dict[str, str]]:
-    """An environment whose mark must be gone with the run."""
+    """An environment with a variable that no process may have after the run."""
     mark = f"TEST_RUN={uuid.uuid4()}"
     yield {**os.environ, "TEST_RUN": mark.partition("=")[2]}
     assert processes_with(mark) == []

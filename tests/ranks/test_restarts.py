@@ -1,4 +1,4 @@
-"""Runs that are started again after a failure, and go on where they have stopped."""
+"""Runs that are restarted after a failure, and resume where they stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that wait for others who do not come: they are named, and not waited for for ever."""
+"""Ranks that wait for others which do not come: a warning names them, and no rank waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a user types or writes into a file: it works, or one message says what is wrong."""
+"""Whatever users type or write into a file works, or one message says what is wrong."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_lines_of_another_system(tmp_path: Path) -> None:
         (b"\nnode1:4\n", "Line 2"),
         (b"-oProxyCommand=id\n", "Line 1"),
         (b"a;id\n", "Line 1"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not a text file"),
     ],
 )
 def test_content_that_makes_no_sense(content: bytes, named: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The words of launchers among what ranks print."""
+"""The messages of launchers among what ranks print."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_one_host_without_gpus_keeps_all_on_the_cpu() -> None:
     plan = make_plan(replace(ASKED, ranks=2), [NODE, SERVER])
     assert gpus_of(plan) == [None] * 4
     assert len(plan.warnings) == 2
-    assert plan.warnings[1].startswith("All other hosts use the CPU, too")
+    assert plan.warnings[1].startswith("All other hosts use the CPU as well")
 
 
 def test_pinned_ranks_stay_inside_of_domains() -> None:
@@ -148,7 +148,10 @@ def test_pinned_ranks_are_where_their_gpus_are() -> None:
 
 @pytest.mark.parametrize(
     ("sockets", "named"),
-    [(((0, 1, 2, 3),), "no NUMA domains"), (((0,), (1, 2, 3)), "1 core in NUMA domain 0")],
+    [
+        (((0, 1, 2, 3),), "does not have several NUMA domains"),
+        (((0,), (1, 2, 3)), "1 core in NUMA domain 0"),
+    ],
 )
 def test_machine_that_ranks_cannot_be_pinned_on(
     sockets: tuple[tuple[int, ...], ...], named: str

@@ -69,7 +69,7 @@ def test_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "TIME_FOR_REPORTS", -1.0)
     warning = stalls.warning()
     assert warning is not None
-    assert "Rank 1 on host node1 has not come, and says nothing: it may be stopped" in warning
+    assert "Rank 1 on host node1 has not come, and reports nothing: it may be stopped" in warning
 
 
 def test_all_wait_for_each_other() -> None:
@@ -124,7 +124,7 @@ def test_ranks_that_wait_for_the_first_meeting(monkeypatch: pytest.MonkeyPatch) 
     warning = stalls.warning()
     assert warning is not None
     assert warning.startswith("Ranks 0, 2 have been waiting for 80 seconds, in the start of comm")
-    assert "Rank 1 on host node1 has not come: it may not have come to `import" in warning
+    assert "Rank 1 on host node1 has not come: it may not have reached `import" in warning
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 610)
     failure = stalls.failure()
     assert failure is not None
@@ -146,7 +146,7 @@ def test_one_that_is_stopped_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 61)
     assert stalls.warning() == (
         "Ranks 0, 2 have been waiting for 61 seconds, in the start of communication. Rank 1 on "
-        "host node1 has not come: it is stopped by SIGSTOP: `kill -CONT 17` there lets it go on."
+        "host node1 has not come: it is stopped by SIGSTOP: `kill -CONT 17` there resumes it."
     )
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 601)
     failure = stalls.failure()

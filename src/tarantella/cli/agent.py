@@ -1,6 +1,6 @@
-"""Runs a command of a shell on a host, as ssh does, but by the scheduler whose job this is.
+"""Runs a shell command on a host, as ssh does, but through the scheduler of this job.
 
-For launchers that know ssh, and may be told of another program in its place. Standard library only.
+For launchers that use ssh, but let us name another program. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tarantella.runtime import times
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Become the program that runs it: the first word is the host, the others are the command."""
+    """Become the program that runs it; the first argument is the host, the others the command."""
     host, *words = arguments
     allocation = find_allocation(os.environ)
     if allocation is None:
-        sys.exit(f"tarantella: there is no job to reach host {host} in.")
+        sys.exit(f"tarantella: host {host} cannot be reached: this is not a job of a scheduler.")
     command = allocation.on_host(host, ["/bin/sh", "-c", " ".join(words)], times.TIME_TO_REACH_HOST)
     os.execvp(command[0], command)

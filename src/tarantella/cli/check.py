@@ -1,4 +1,4 @@
-"""Looks at all hosts before a run, at once, and says what is wrong with which, and what to do."""
+"""Checks all hosts at once before a run: what is wrong with which, and what to do about it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Report:
         versions: of what is installed there, by name
         interfaces: its network interfaces
         rdma_devices: its devices for InfiniBand and the like
-        asked_from: the address that this machine has for it, if it knows
-        identity: what only the same machine has
+        asked_from: the address by which it knows this machine, if any
+        identity: the same for two names of one machine
     """
 
     host: Host
@@ -45,12 +45,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of the look at all hosts.
+    """What the check of all hosts has found.
 
     Attributes:
         hosts: all of them, in order
         reports: those that answered
-        problems: for each host that cannot take part a word for the table, and what to do
+        problems: for each host that cannot take part, a word for the table and what to do
     """
 
     hosts: tuple[str, ...]
@@ -99,13 +99,13 @@ def check(allocation: Allocation, question: dict[str, Any], seconds: int) -> Fin
 def find_placement(
     allocation: Allocation, counts: Mapping[str, int], findings: Findings, wanted: str | None
 ) -> Placement:
-    """How ranks get to the hosts, and to each other.
+    """Where the ranks run, and the networks between them.
 
     Args:
         allocation: the hosts
         counts: how many ranks there are on each
         findings: what is known of them
-        wanted: the network interface that the user wants
+        wanted: the network interface that the user asks for
     """
     reports = findings.reports
     here = next((name for name in reports if is_here(name)), None)
@@ -118,7 +118,7 @@ def find_placement(
         own = [] if here is None else reports[here].interfaces
         address = next((each.host for each in own if each.name == wanted), address)
     elif all(each.rdma_devices for each in reports.values()):
-        chosen = {}  # much faster than any of the others, and MPI libraries find them
+        chosen = {}  # they are much faster than anything else, and MPI libraries find them
     else:
         common = common_interfaces({name: each.interfaces for name, each in reports.items()})
         chosen = {name: each.name for name, each in (common or {}).items()}
@@ -145,7 +145,7 @@ def refuse(findings: Findings) -> None:
 
 
 def table(findings: Findings) -> str:
-    """What is known of all hosts, in lines."""
+    """What is known of all hosts, as lines of text."""
     rows: list[tuple[str, ...]] = [("host", "state", *_COLUMNS, "GPUs", "cores")]
     for name in findings.hosts:
         state = findings.problems.get(name, ("ok", ""))[0]
@@ -164,7 +164,7 @@ def table(findings: Findings) -> str:
 
 
 def differences(hosts: Sequence[Host]) -> list[str]:
-    """Warnings about hosts that do not have the same."""
+    """Warnings about hosts that are not alike."""
     warnings = []
     for thing, counts in (
         ("GPUs", {host.name: len(host.gpus) for host in hosts}),
@@ -185,12 +185,12 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
     """Why there is no answer: a word for the table, and what to do."""
     if answer.status is None:
         return "no answer", (
-            f"did not answer within {seconds} seconds: look whether it is up and not overloaded; "
-            "TNT_CHECK_TIMEOUT=SECONDS makes the command wait longer."
+            f"did not answer within {seconds} seconds: check that it is up and not overloaded; "
+            "with TNT_CHECK_TIMEOUT=SECONDS the command waits longer."
         )
     said = answer.errors.strip()
     python = shlex.quote(sys.executable)
-    for words, word, advice in (
+    for phrases, state, advice in (
         (
             ("Could not resolve hostname", "Name or service not known", "Invalid node name"),
             "unknown",
@@ -199,42 +199,42 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
         (
             ("timed out", "No route to host", "Network is unreachable", "Host is down"),
             "not reached",
-            "cannot be reached: look whether it is up and connected to this network.",
+            "cannot be reached: check that it is up and connected to this network.",
         ),
         (
             ("Connection refused",),
             "no ssh",
-            "is up, but no ssh server answers there: have it started.",
+            "is up, but has no ssh server that answers: start one.",
         ),
         (
             ("Host key verification failed",),
             "key unknown",
-            f"is not trusted by ssh, as its key is new or has changed: run `ssh {name}` once by "
-            "hand, and answer its question.",
+            f"is not trusted by ssh, because its key is new or has changed: run `ssh {name}` once "
+            "by hand, and answer its question.",
         ),
         (
             ("Permission denied", "Too many authentication failures"),
             "refused",
-            f"refuses to let you in without a password: make an ssh key with `ssh-keygen`, and "
-            f"give it to the host with `ssh-copy-id {name}`.",
+            f"does not let you in without a password: make an ssh key with `ssh-keygen`, and copy "
+            f"it to the host with `ssh-copy-id {name}`.",
         ),
         (
             ("can't open file",),
             "no Tarantella",
-            f"has no Tarantella for {python}: install it there in the same place, or into a "
-            "folder that all hosts share.",
+            f"has no Tarantella for {python}: install it there in the same place, or in a folder "
+            "that all hosts share.",
         ),
         (
             (f"{sys.executable}: ", f"{sys.executable}'"),
             "no Python",
             f"has no {python}: install the same Python environment there in the same place, or "
-            "into a folder that all hosts share.",
+            "in a folder that all hosts share.",
         ),
     ):
-        if any(each in said for each in words):
-            return word, advice
+        if any(phrase in said for phrase in phrases):
+            return state, advice
     last = said.splitlines()[-1] if said else f"exit status {answer.status}"
-    return "failed", f"could not be asked by {scheduler}: {last}"
+    return "failed", f"could not be reached through {scheduler}: {last}"
 
 
 def _report(name: str, content: dict[str, Any]) -> Report:
@@ -249,7 +249,7 @@ def _report(name: str, content: dict[str, Any]) -> Report:
 
 
 def _missing(kind: str, path: str) -> tuple[str, str]:
-    share = "put it there in the same place, or start from a folder that all hosts share."
+    share = "copy it to the same place there, or start from a folder that all hosts share."
     if kind == "directory":
         return "no directory", f"does not have the working directory {path}: {share}"
     if kind == "script":
@@ -264,7 +264,7 @@ def _different(theirs: dict[str, str], mine: dict[str, str]) -> tuple[str, str] 
         other = theirs.get(name, "")
         if other != version:
             return f"other {name}" if other else f"no {name}", (
-                f"has {_named(name, other)}, and this machine {_named(name, version)}: "
+                f"has {_named(name, other)}, but this machine has {_named(name, version)}: "
                 "install the same version everywhere."
             )
     return None

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tarantella.cli.check import explain
-from tarantella.cli.mpiexec_command import script_of
+from tarantella.cli.mpiexec_command import script_path
 from tarantella.cli.options import Options
 from tarantella.cli.remote import Answer, ask_all
 from tarantella.cli.schedulers import Allocation
@@ -20,10 +20,12 @@ _DAY = 24 * 60 * 60
 def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
     """End the processes of all runs of a script on these hosts; returns the exit status."""
     if not Path("/proc").is_dir():
-        raise InputError("--cleanup needs a system with /proc, where processes can be looked into.")
-    script = script_of(options)
+        raise InputError(
+            "--cleanup needs a system with /proc, to find the processes: end them by hand here."
+        )
+    script = script_path(options)
     question = {"script": script, "action": "count", "seconds": _DAY}
-    # All are counted before the first is ended: a run goes down on all hosts at once.
+    # All are counted before the first is ended: a run ends on all hosts at once.
     before = ask_all(allocation, SWEEP, question, seconds)
     question["action"] = "kill" if options.force else "ask"
     after = ask_all(allocation, SWEEP, question, seconds + int(times.TIME_TO_CLEAN_UP))

@@ -10,12 +10,12 @@ from tarantella.cli.plan import Plan, Rank
 
 
 def describe(plan: Plan, command: MpiexecCommand) -> str:
-    """Hosts and ranks, the environment that is added, and a command line to paste into a shell."""
+    """Hosts and ranks, the variables that are added, and a command line to paste into a shell."""
     lines: list[str] = []
     if command.allocation is not None:
         lines += [
-            "The hosts were not asked: they are taken to be like this machine, with as many",
-            "GPUs as ranks where --n-per-node gives their number.",
+            "The hosts were not checked: they are assumed to be like this machine, with as many",
+            "GPUs as ranks if --n-per-node is given.",
         ]
     for host in plan.hosts:
         lines.append(f"host {host.name}: {_count(len(host.cores), 'core')}, {_gpus(host)}")

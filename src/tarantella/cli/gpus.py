@@ -18,8 +18,8 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        name: what its maker calls it
-        uuid: its name in the world, if known
+        name: its model
+        uuid: its unique name, if known
         socket: the NUMA domain it is attached to, if known
     """
 
@@ -40,19 +40,19 @@ def find_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], chosen: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets through, by number or by (the start of a) UUID.
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or by (the start of) their UUID.
 
     As in CUDA, the list ends at the first entry that names no GPU.
     """
     if chosen is None:
         return tuple(gpus)
-    through: list[Gpu] = []
+    named: list[Gpu] = []
     for entry in chosen.split(","):
         gpu = _named(gpus, entry.strip())
         if gpu is None:
             break
-        through.append(gpu)
-    return tuple(through)
+        named.append(gpu)
+    return tuple(named)
 
 
 def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
@@ -91,7 +91,7 @@ def parse_nvidia_smi(text: str, devices: Path = Path("/sys/bus/pci/devices")) ->
 def _from_nvidia_driver(
     driver: Path = Path("/proc/driver/nvidia/gpus"), devices: Path = Path("/sys/bus/pci/devices")
 ) -> tuple[Gpu, ...]:
-    """The GPUs that the driver knows, where its tool is not installed."""
+    """The GPUs that the driver knows, without its tool."""
     return tuple(
         Gpu("NVIDIA GPU", socket=_socket_of(folder.name, devices))
         for folder in sorted(driver.glob("*:*"))
@@ -115,7 +115,7 @@ def _from_amd_driver(
 
 
 def _socket_of(address: str, devices: Path) -> int | None:
-    """The NUMA domain of a PCI device. The tool writes eight digits first, Linux only four."""
+    """The NUMA domain of a PCI device; the tool writes eight digits first, Linux four."""
     domain, _, rest = address.lower().partition(":")
     node = _read(devices / f"{domain[-4:]}:{rest}" / "numa_node").strip()
     return int(node) if node.isdecimal() else None

@@ -47,14 +47,14 @@ def this_host(environ: Mapping[str, str] = os.environ) -> Host:
 
 
 def assumed_hosts(names: Sequence[str], like: Host, gpus: int | None) -> list[Host]:
-    """Hosts that nobody has asked, taken to be like another one.
+    """Hosts that were not checked, assumed to be like another one.
 
     Args:
         names: their names
         like: what they are like
         gpus: how many GPUs they have; None: as many
     """
-    found = like.gpus if gpus is None else tuple([Gpu("not asked")] * gpus)
+    found = like.gpus if gpus is None else tuple([Gpu("not checked")] * gpus)
     return [replace(like, name=name, gpus=found) for name in names]
 
 
@@ -71,12 +71,12 @@ def host_from(description: dict[str, Any], name: str) -> Host:
 def find_sockets(
     usable: tuple[int, ...], system: Path = Path("/sys/devices/system")
 ) -> tuple[tuple[int, ...], ...]:
-    """The usable cores by number of the NUMA domain; one domain where the system does not tell."""
+    """The usable cores of each NUMA domain; a single domain where the system does not tell."""
     order = {core: (_siblings(core, system)[0], core) for core in usable}
     domains: list[tuple[int, ...]] = []
     for node in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:])):
         number = int(node.name[4:])
-        domains += [()] * (number - len(domains))  # keeps each at the place of its number
+        domains += [()] * (number - len(domains))  # numbers may be missing
         cores = set(parse_list(_read(node / "cpulist"))) & set(usable)
         domains.append(tuple(sorted(cores, key=order.__getitem__)))
     if sum(map(len, domains)) != len(usable):

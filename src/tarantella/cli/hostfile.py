@@ -1,4 +1,4 @@
-"""The hosts of a run from a file: one name a line, comments and blank lines allowed."""
+"""The hosts of a run from a file: one name per line, comments and blank lines allowed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 def read_hostfile(path: str) -> tuple[str, ...]:
     """The names in a file, in order; an InputError says what is wrong with it."""
     if not path:
-        raise InputError("--hostfile needs the path of a file with one host name a line.")
+        raise InputError("--hostfile needs the path of a file with one host name per line.")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"There is no hostfile {path}: check its path.") from None
     except UnicodeDecodeError:
-        raise InputError(f"The hostfile {path} is no text: write one host name a line.") from None
+        raise InputError(
+            f"The hostfile {path} is not a text file: write one host name per line."
+        ) from None
     except OSError as error:
         raise InputError(f"The hostfile {path} cannot be read: {error.strerror}.") from None
     lines: dict[str, int] = {}
@@ -30,17 +32,17 @@ def read_hostfile(path: str) -> tuple[str, ...]:
             continue
         if not _NAME.fullmatch(name):
             raise InputError(
-                f"Line {number} of the hostfile {path} is {name!r}, and not the name of a host: "
-                "write one name a line; --n-per-node says how many ranks there are on each."
+                f"Line {number} of the hostfile {path} is {name!r}, which is not a host name: "
+                "write one name per line; --n-per-node sets the number of ranks on each."
             )
         if name.lower() in lines:
             raise InputError(
                 f"The hostfile {path} names the host {name} twice, in the lines "
-                f"{lines[name.lower()]} and {number}: name each host once; --n-per-node says how "
-                "many ranks there are on each."
+                f"{lines[name.lower()]} and {number}: name each host once; --n-per-node sets the "
+                "number of ranks on each."
             )
         lines[name.lower()] = number
         names.append(name)
     if not names:
-        raise InputError(f"The hostfile {path} names no host: write one name a line.")
+        raise InputError(f"The hostfile {path} names no host: write one name per line.")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""The mpiexec of the MPI library that the ranks will load, and how to talk to it."""
+"""The mpiexec of the MPI library that the ranks will load, and the options that it needs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tarantella.runtime.settings import settings_of
 # compatible with it, as Intel MPI; Open MPI.
 _SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi.12.dylib", "libmpi.40.dylib")
 _MPICH, _OPEN_MPI = r"\.12\b", r"\.40\b"
-# Under this name it is there even if another MPI has the name mpiexec.
+# Open MPI has this name, too, in case mpiexec is that of another MPI.
 _OPEN_MPI_BESIDE = "ompirun_wrapper"
 
-# Variables that describe the run we are in ourselves, if any, and would confuse the new one.
+# Variables of a run that we are part of ourselves, if any: they would confuse the new one.
 _OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL")
-# The same of a run of ours: what marks it, and what its command has planned for its ranks.
+# The same of a run of ours: what identifies it, and what its command planned for its ranks.
 _OURS = (*RUN_VARIABLES, RANK_PROCESS, ONE_BY_ONE)
 _PLANNED = (
     *(row.variable for row in settings_of(Configuration).values() if row.planned),
@@ -42,15 +42,15 @@ _PLANNED = (
 
 @dataclass(frozen=True)
 class Placement:
-    """How the ranks get to the hosts.
+    """Where the ranks run, and the networks between them.
 
     Attributes:
-        allocation: the hosts, and what starts something there; None: this machine only
-        counts: how many ranks there are on each host
-        interfaces: the network interface of each host that its ranks communicate by; none where
-            that is left to the MPI library
-        interface: the one of this machine, if it matters
-        address: the address that this machine has for the others, if it is known
+        allocation: the hosts, and how to start something there; None: this machine only
+        counts: the number of ranks on each host
+        interfaces: the network interface that the ranks of each host communicate through; empty:
+            the MPI library chooses
+        interface: that of this machine, if it matters
+        address: the address by which other hosts know this machine, if known
     """
 
     allocation: Allocation | None
@@ -61,7 +61,7 @@ class Placement:
 
     @property
     def hosts(self) -> str:
-        """The hosts and their numbers of ranks, as every launcher reads them."""
+        """The hosts and their numbers of ranks, as every launcher expects them."""
         return ",".join(f"{host}:{count}" for host, count in self.counts.items())
 
 
@@ -90,21 +90,21 @@ class Mpiexec(ABC):
 
     @abstractmethod
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
-        """Its options for ranks on these hosts and no others, wherever a scheduler has put us, host
-        by host, and with all cores of a host open to each of its ranks."""
+        """Its options for ranks on these hosts and no others, whatever a scheduler says, host by
+        host, and with all cores of a host available to each of its ranks."""
 
     def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables that it, or its library, needs in addition."""
+        """The additional variables that it, or its library, needs."""
         return {}
 
 
 class Hydra(Mpiexec):
-    """That of MPICH. It passes on all variables."""
+    """That of MPICH. It passes all variables on to the ranks."""
 
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         if placement.allocation is None:
             return ["-rmk", "user", "-launcher", "fork"]
-        # Without an address, hosts have to know this machine by the name it has for itself.
+        # Without an address, hosts must know this machine by its own host name.
         back = self._return_address(placement)
         launcher = placement.allocation.launcher
         return ["-rmk", "user", "-launcher", launcher, *back, "-hosts", placement.hosts]
@@ -114,10 +114,10 @@ class Hydra(Mpiexec):
 
 
 class IntelHydra(Hydra):
-    """That of Intel MPI, which comes from MPICH's."""
+    """That of Intel MPI, which is derived from MPICH's."""
 
     def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
-        # Cores are shared out by us, and whoever is killed at once cannot tell why. The others are
+        # We bind ranks to cores, and a rank that is killed at once cannot tell why. The others are
         # its names for what MPICH's reads.
         names = {"EXEC": "HYDRA_LAUNCHER_EXEC", "EXEC_EXTRA_ARGS": "HYDRA_LAUNCHER_EXTRA_ARGS"}
         added = {"I_MPI_PIN": "0", "I_MPI_JOB_ABORT_SIGNAL": "15", ONE_BY_ONE: "true"}
@@ -132,13 +132,13 @@ class IntelHydra(Hydra):
 
 
 class OpenMpi(Mpiexec):
-    """That of Open MPI. It passes on the variables that are named."""
+    """That of Open MPI. It passes on only the variables that are named."""
 
-    # Those are for a host to know by itself, or for Open MPI.
+    # Each host, or Open MPI itself, sets these.
     _not_passed_on = re.compile(r"(OMPI|OPAL|PMIX|PRTE|SSH)_.*|HOSTNAME|PWD")
 
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
-        # What ranks print comes at once, not line by line.
+        # Output comes at once, not line by line.
         options = ["--oversubscribe", "--bind-to", "none", "--stream-buffering", "0"]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
@@ -152,8 +152,8 @@ class OpenMpi(Mpiexec):
         library = str(self.path.parent.parent / "lib")
         paths = [path for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
         added = {
-            # Where a scheduler has put us, it would start ranks as that has in mind. The names
-            # before and after version 5.
+            # In a job, it would start the ranks that the scheduler has in mind. The names before
+            # and since version 5.
             "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine",
             "OMPI_MCA_plm": "rsh",
             "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
@@ -170,20 +170,20 @@ class OpenMpi(Mpiexec):
 
 
 class AnyMpiexec(Mpiexec):
-    """One that we do not know: it has to find the hosts by itself."""
+    """One that we do not know: it runs on this machine only."""
 
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         if placement.allocation is not None:
             raise InputError(
-                f"Tarantella does not know the launcher {self.path}, and how to start ranks on "
-                "several hosts with it: use that of MPICH, Intel MPI or Open MPI, or start the "
-                "ranks yourself, as in `mpiexec -n 4 python script.py`."
+                f"Tarantella does not know how to start ranks on several hosts with the launcher "
+                f"{self.path}: use that of MPICH, Intel MPI or Open MPI, or start the ranks "
+                "yourself, as in `mpiexec -n 4 python script.py`."
             )
         return []
 
 
 def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Mpiexec:
-    """The launcher of the library that mpi4py loads, looked for in the same order."""
+    """The launcher of the library that mpi4py loads, found by searching in the same order."""
     for folder, soname in _libraries(environ):
         found = _launcher_of(folder.parent / "bin", soname)
         if found is not None:
@@ -191,15 +191,15 @@ def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Mpiexec:
     path = shutil.which("mpiexec", path=environ.get("PATH"))
     if path is None:
         raise InputError(
-            "There is no mpiexec to start the ranks with: install an MPI library into this Python "
-            "environment, for example with `pip install mpich`, or put that of your cluster on "
-            "the PATH."
+            "There is no mpiexec to start the ranks with: install an MPI library in this Python "
+            "environment, for example with `pip install mpich`, or put the mpiexec of your cluster "
+            "on the PATH."
         )
     return describe_mpiexec(Path(path))
 
 
 def describe_mpiexec(path: Path) -> Mpiexec:
-    """The launcher at this path, with the options that its kind understands."""
+    """The launcher at this path, as one of the kinds that we know."""
     try:
         answer = subprocess.run(
             [path, "--version"],
@@ -210,7 +210,10 @@ def describe_mpiexec(path: Path) -> Mpiexec:
             timeout=times.TIME_FOR_MPIEXEC_VERSION,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"The launcher {path} does not work: {error}.") from None
+        raise InputError(
+            f"The launcher {path} does not work ({error}): reinstall its MPI library, or name "
+            "another one with MPI4PY_LIBMPI."
+        ) from None
     text = answer.stdout + answer.stderr
     if "Intel(R) MPI" in text:
         return IntelHydra(path)
@@ -233,7 +236,7 @@ def _launcher_of(folder: Path, soname: str) -> Mpiexec | None:
 
 
 def environment_without_run(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, without what a run that we are part of has put there."""
+    """The environment without the variables of a run that we are part of."""
     ours = (*_OURS, *_PLANNED) if RUN_ID in environ else _OURS
     return {
         name: value
@@ -243,12 +246,12 @@ def environment_without_run(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def prefix_of(path: Path) -> dict[str, str]:
-    """Tells Open MPI where it is, where its launcher cannot find out by itself."""
+    """Tells Open MPI where it is, if its launcher cannot find out by itself."""
     return {"OPAL_PREFIX": str(path.parent.parent)} if path.name == _OPEN_MPI_BESIDE else {}
 
 
 def _agent(allocation: Allocation | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tells Open MPI what to reach hosts with, if the user has not. The names as above."""
+    """Tells Open MPI how to reach hosts, if the user has not. The names are those above."""
     if allocation is None:
         return {}
     if isinstance(allocation, Ssh):
@@ -256,7 +259,7 @@ def _agent(allocation: Allocation | None, environ: Mapping[str, str]) -> dict[st
         added = {}
     else:
         agent = [sys.executable, "-I", "-S", entry.__file__, "cli.agent"]
-        # A scheduler ends what goes on in the background there.
+        # A scheduler ends what stays in the background there.
         stay = ("OMPI_MCA_orte_leave_session_attached", "PRTE_MCA_prte_leave_session_attached")
         added = dict.fromkeys(stay, "1")
     names = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
@@ -264,7 +267,7 @@ def _agent(allocation: Allocation | None, environ: Mapping[str, str]) -> dict[st
 
 
 def _libraries(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
-    """Where the libraries are that mpi4py would try to load, and under which names."""
+    """The folders and names of the libraries that mpi4py would try to load."""
     chosen = environ.get("MPI4PY_LIBMPI")
     if chosen and not Path(chosen).is_dir():
         path = Path(chosen)

@@ -1,4 +1,4 @@
-"""From a plan to what is run: the environment of the ranks, and the command line of mpiexec."""
+"""From a plan to what is run: the command line of mpiexec, and the variables of the ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class MpiexecCommand:
 
     Attributes:
         argv: the command line
-        environment: the variables that are added to the environment for it, in order
+        environment: the variables that are added to the environment, in order
         hosts: the host of each rank
-        script: what identifies the script that they run
-        allocation: the hosts that they run on; None: this machine only
-        runs_script: whether it is a script of Python
-        quiet_tensorflow: hide what TensorFlow says on its placement up, and would say on every rank
+        script: the path that identifies their script
+        allocation: the hosts; None: this machine only
+        runs_script: whether it is a Python script
+        quiet_tensorflow: hide what TensorFlow prints on every rank when it starts
     """
 
     argv: tuple[str, ...]
@@ -59,7 +59,7 @@ def make_mpiexec_command(
         options: What the user has asked for.
         mpiexec: What starts them.
         environ: The environment of this process.
-        placement: How they get to their hosts.
+        placement: Where they run.
         terminal: Whether what they print is shown by a terminal.
     """
     environment = mpiexec.environment(placement, environ) | _environment(
@@ -72,7 +72,7 @@ def make_mpiexec_command(
         tuple(mpiexec.command(placement, [*{**environ, **environment}, *RUN_VARIABLES], program)),
         environment,
         tuple(rank.host for rank in plan.ranks),
-        script_of(options),
+        script_path(options),
         placement.allocation,
         runs_script=options.runs_script,
         quiet_tensorflow=not user_decides,
@@ -96,7 +96,7 @@ def _environment(
 ) -> dict[str, str]:
     added: dict[str, str] = {}
     if terminal and variables.TERMINAL not in environ:
-        added[variables.TERMINAL] = "true"  # between it and the ranks there are pipes
+        added[variables.TERMINAL] = "true"  # the output of a rank is a pipe
     added |= options.variables
     if plan.uses_gpus:
         added[variables.GPUS] = _by_rank(plan, lambda rank: str(rank.gpu), ",")
@@ -113,7 +113,7 @@ def _environment(
     if options.pin_memory_to_socket:
         added[variables.MEMORY] = _by_rank(plan, lambda rank: str(rank.domain), ",")
     if TENSORFLOW_LOG not in environ:
-        added[TENSORFLOW_LOG] = "1"  # once is too often to be told how it was built
+        added[TENSORFLOW_LOG] = "1"  # hides how it was built
     for name, value in options.environment:
         added.pop(name, None)  # the order is that of the command line, and the last one counts
         added[name] = value
@@ -121,13 +121,13 @@ def _environment(
 
 
 def _by_rank(plan: Plan, value: Callable[[Rank], str], separator: str) -> str:
-    """Values of all ranks; fewer where they repeat from host to host, or are all the same."""
+    """The values of all ranks; fewer if they repeat from host to host, or are all the same."""
     values = plan.by_rank({rank.number: value(rank) for rank in plan.ranks})
     return separator.join(values if len(set(values)) > 1 else values[:1])
 
 
-def script_of(options: Options) -> str:
-    """What identifies the script of a run, or the program where there is no script."""
+def script_path(options: Options) -> str:
+    """The path that identifies the script of a run, or its program."""
     name = options.program[0]
     if not options.runs_script:
         name = shutil.which(name) or name

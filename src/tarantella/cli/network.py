@@ -26,7 +26,7 @@ class Interface:
     Attributes:
         name: as the system calls it
         address: its address, and the length of the network's part of it, as in `10.0.0.7/24`
-        speed: in Mbit/s; 0 if nobody knows
+        speed: in Mbit/s; 0 if unknown
     """
 
     name: str
@@ -44,7 +44,7 @@ class Interface:
 
 
 def find_interfaces(devices: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
-    """The interfaces of this host with an IPv4 address, but the loopback; none if nobody tells."""
+    """The interfaces of this host with an IPv4 address, except the loopback."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
@@ -67,7 +67,7 @@ def find_rdma_devices(devices: Path = Path("/sys/class/infiniband")) -> tuple[st
 def check_interface(
     host: str, interfaces: Sequence[Interface], rdma_devices: Sequence[str], wanted: str
 ) -> None:
-    """An InputError says that a host has no such interface, and which ones it has."""
+    """Raise an InputError if a host has no such interface."""
     ports = [f"{device}:1" for device in rdma_devices]
     names = [*(each.name for each in interfaces), *ports]
     if wanted not in names and wanted.partition(":")[0] not in rdma_devices:
@@ -80,8 +80,8 @@ def check_interface(
 def common_interfaces(hosts: Mapping[str, tuple[Interface, ...]]) -> dict[str, Interface] | None:
     """The interface of each host in the fastest network that all of them are in.
 
-    An address that several hosts have is none that they could reach each other by: many systems
-    have the same inner networks for their containers.
+    An address that several hosts have does not lead from one to the other: many systems use the
+    same internal networks for their containers.
 
     Returns:
         None if there is no such network.
@@ -93,7 +93,7 @@ def common_interfaces(hosts: Mapping[str, tuple[Interface, ...]]) -> dict[str, I
             if counts[each.address] == 1:
                 by_network.setdefault(each.network, {}).setdefault(host, each)
     shared = [chosen for chosen in by_network.values() if len(chosen) == len(hosts)]
-    # Of equally fast ones the first: systems number interfaces in the order of importance.
+    # The first of equally fast ones: systems number interfaces by importance.
     return max(shared, key=lambda chosen: min(each.speed for each in chosen.values()), default=None)
 
 

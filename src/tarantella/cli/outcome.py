@@ -1,4 +1,4 @@
-"""What became of the ranks, gathered from what they announce, and told in one message."""
+"""What became of the ranks: gathered from what they announce, told in one message."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _LIKELY = {
     "SIGKILL": "perhaps because memory ran out",
     "SIGSEGV": "a crash in compiled code",
     "SIGBUS": "perhaps because /dev/shm or a disk is full",
-    "SIGABRT": "a library has given up; it may have said why",
+    "SIGABRT": "a library gave up; it may have printed why",
     "SIGILL": "perhaps compiled for another processor",
     "SIGFPE": "a crash in compiled code",
     "SIGTERM": "asked to end, perhaps by a scheduler at a time limit",
-    "SIGXCPU": "the limit on CPU time is reached",
+    "SIGXCPU": "the limit of CPU time was reached",
 }
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first thing that went wrong, which is the cause of whatever followed.
+    """The first thing that went wrong, which caused everything that followed.
 
     Attributes:
-        rank: the rank that failed, None if it is not known
-        host: its host, empty if it was no rank that failed
+        rank: the rank that failed; None if it is not known
+        host: its host; empty if it was not a rank that failed
         cause: what happened, in one line
         status: the exit status for the command
         when: the time of day
@@ -54,7 +54,7 @@ class Outcome:
 
     Args:
         ranks: how many there are
-        scripts: whether they run scripts of Python, and say when these have come to their end
+        scripts: whether they run Python scripts, and announce when these reach their end
     """
 
     def __init__(self, ranks: int, scripts: bool = True) -> None:
@@ -82,7 +82,7 @@ class Outcome:
         return len(self._ended) == self._ranks
 
     def hear(self, news: Announcement) -> None:
-        """Take note of what a rank announces."""
+        """A rank announces something."""
         self._heard[news.rank] = time.monotonic()
         if news.kind == STARTED:
             self._hosts[news.rank] = news.host
@@ -113,7 +113,7 @@ class Outcome:
                     self._fail_after(failure)
 
     def forgive(self, seconds: float) -> None:
-        """Nobody has listened for so long: what did not come in that time, was not missing."""
+        """The command has not listened for so long: nothing was missing in that time."""
         for since_when in (self._heard, self._left):
             since_when.update((rank, since + seconds) for rank, since in since_when.items())
         self._unexplained = {
@@ -121,7 +121,7 @@ class Outcome:
         }
 
     def hear_silence(self, seconds: float) -> None:
-        """Take note of ranks that have not been heard for so long: their host must be gone."""
+        """Find ranks that have not been heard for so long: their host must be gone."""
         now = time.monotonic()
         for rank, host in self._hosts.items():
             if rank not in self._ended and now - self._heard[rank] > seconds:
@@ -129,9 +129,9 @@ class Outcome:
                 self._fail(Failure(rank, host, cause, 1))
 
     def hear_early_end(self, seconds: float) -> None:
-        """Take note of a rank that left so long before others that need it: by os._exit(0), or
-        because someone else than this command has asked it to end; and of one that ended with a
-        status which nobody has explained."""
+        """Find ranks that left so long before others, which need them: by os._exit(0), or because
+        someone other than this command asked them to end; and ranks that ended with an error
+        status and have not announced a cause."""
         now = time.monotonic()
         for since, failure in self._unexplained.values():
             if now - since > times.TIME_FOR_CAUSE:
@@ -147,16 +147,16 @@ class Outcome:
         return Failure(rank, self._hosts.get(rank, "?"), cause, 1)
 
     def hear_stall(self, failure: Failure) -> None:
-        """Take note that ranks have waited for others for too long."""
+        """Ranks have waited for others for too long."""
         self._fail(failure)
 
     def hear_no_start(self, host_of: Mapping[int, str], seconds: float) -> None:
-        """Take note that not all ranks have started after so long."""
+        """Find ranks that have not started after so long."""
         missing = [rank for rank in host_of if rank not in self._hosts]
         if missing and self.failure is None:
             cause = (
-                f"it did not start within {seconds:.0f} seconds; look whether programs on this "
-                "host can connect to the one that the command runs on, or a firewall is between"
+                f"it did not start within {seconds:.0f} seconds; check that this host can connect "
+                "to the one that the command runs on, and that no firewall is between them"
             )
             self._fail(Failure(missing[0], host_of[missing[0]], cause, 1))
 
@@ -180,17 +180,17 @@ class Outcome:
         self._hint = hint
 
     def end(self, status: int) -> Failure | None:
-        """What the run came to, given the status of mpiexec; None if every rank ended well."""
+        """What failed, given the exit status of mpiexec; None if every rank succeeded."""
         for _, failure in self._unexplained.values():
             self._fail(failure)
         if self.failure is not None:
             return self.failure
         missing = sorted(set(range(self._ranks)) - self._ended)
         if not missing and not self._consequences:
-            return None  # whatever the launcher thinks of it
+            return None  # whatever the status of the launcher
         left = sorted(self._left.keys() - self._consequences.keys())
         if left:
-            # One left by os._exit(0), and the launcher ended the others, who still needed it.
+            # One left by os._exit(0), and the launcher ended the others, which still needed it.
             self._fail(self._early_end(left[0]))
         elif self._killed is not None:
             self._fail(self._killed)
@@ -215,7 +215,7 @@ class Outcome:
         return f"{who} on host {self.failure.host} failed: {self.failure.cause}{others} {when}."
 
     def _fail_after(self, failure: Failure) -> None:
-        """A rank has failed, after another one, maybe, which did not say why."""
+        """A rank has failed, perhaps after another one that did not announce why."""
         for rank, (_, before) in self._unexplained.items():
             if rank != failure.rank and before.status != failure.status:
                 self._fail(before)
@@ -227,7 +227,7 @@ class Outcome:
 
 
 def describe_end(status: int) -> tuple[str, int]:
-    """A process's end in words, and the exit status that stands for it.
+    """How a process ended, in words, and the exit status for that.
 
     Args:
         status: as Python's subprocess gives it, negative for a signal

@@ -16,7 +16,7 @@ from tarantella.errors import InputError
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank to be.
+    """A planned rank.
 
     Attributes:
         number: its number in the run
@@ -72,7 +72,7 @@ class Plan:
 
 
 def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
-    """Share the devices of the hosts out to ranks.
+    """Assign the devices of the hosts to ranks.
 
     All hosts use their GPUs, or none does: a run is as fast as its slowest rank.
     """
@@ -86,7 +86,9 @@ def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
     use_gpus = not options.no_gpu and not lacking
     warnings = [_too_few_gpus(names, *numbers) for numbers, names in lacking.items()]
     if lacking and sum(map(len, lacking.values())) < len(hosts):
-        warnings.append("All other hosts use the CPU, too: a run is as fast as its slowest rank.")
+        warnings.append(
+            "All other hosts use the CPU as well: a run is as fast as its slowest rank."
+        )
     ranks: list[Rank] = []
     for host, count in zip(hosts, counts, strict=True):
         ranks += _ranks_of_host(host, count or 1, use_gpus, len(ranks), options)
@@ -94,17 +96,17 @@ def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
 
 
 def _too_few_gpus(hosts: Sequence[str], gpus: int, ranks: int) -> str:
-    way_out = "Use --no-gpu to run on the CPU without this warning."
+    advice = "Use --no-gpu to run on the CPU without this warning."
     names = ", ".join(hosts)
     if ranks == 0 and len(hosts) == 1:
-        return f"No GPU was found on host {names}: one rank runs there, on the CPU. {way_out}"
+        return f"No GPU was found on host {names}: one rank runs there, on the CPU. {advice}"
     if ranks == 0:
-        return f"No GPU was found on hosts {names}: one rank runs on each, on the CPU. {way_out}"
+        return f"No GPU was found on hosts {names}: one rank runs on each, on the CPU. {advice}"
     there = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
     wanted = "1 rank" if ranks == 1 else f"{ranks} ranks"
     runs = "it runs" if ranks == 1 else "they run"
     who = f"Host {names} has {there}" if len(hosts) == 1 else f"Hosts {names} have {there} each"
-    return f"{who} for {wanted}: {runs} on the CPU. {way_out}"
+    return f"{who} for {wanted}: {runs} on the CPU. {advice}"
 
 
 def _ranks_of_host(
@@ -145,7 +147,7 @@ def choose_gpus(host: Host, count: int) -> tuple[int, ...]:
 
 
 def share_cores(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[tuple[int, ...]]:
-    """An even share of neighbouring cores for each rank, inside of one socket if that can be even.
+    """An even share of neighbouring cores for each rank, within one socket if possible.
 
     Args:
         host: the host
@@ -177,9 +179,9 @@ def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
     """
     if len(host.domains) < 2:
         raise InputError(
-            f"Host {host.name} has no NUMA domains to pin ranks to, or just one: leave out "
-            "--pin-to-socket and --pin-memory-to-socket. Without them, ranks have cores of their "
-            "own, too."
+            f"Host {host.name} does not have several NUMA domains to pin ranks to: leave out "
+            "--pin-to-socket and --pin-memory-to-socket. Ranks have cores of their own without "
+            "them, too."
         )
     for domain in host.domains:
         cores, ranks = len(host.sockets[domain]), homes.count(domain)

@@ -1,7 +1,7 @@
-"""What a host has to say before a run: runs there, started by the command.
+"""Reports what a host has; the command runs this on each host before a run.
 
-It tells what the host has, and whether what the ranks need is there. It looks at everything as a
-rank would: with the environment and the working directory of the command. Standard library only.
+It also reports whether what the ranks need is there. It sees everything as a rank would: with the
+environment and the working directory of the command. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 from tarantella.cli.host import this_host
 from tarantella.cli.mpi import prefix_of
 from tarantella.cli.network import find_interfaces, find_rdma_devices
-from tarantella.cli.remote import ASKED_FROM, answer
+from tarantella.cli.remote import answer
+from tarantella.cli.schedulers import ADDRESS_VARIABLES
 
 # Finds out what is installed without loading it, which would take seconds.
 _VERSIONS = """
@@ -97,13 +98,13 @@ def mpi_version(mpiexec: str, environ: dict[str, str]) -> str:
 
 
 def _asked_from() -> str:
-    """The address that whoever has started this program has for this host; empty if unknown."""
-    told = (os.environ.get(name, "") for name in ASKED_FROM)
+    """The address from which this program was started; empty if unknown."""
+    told = (os.environ.get(name, "") for name in ADDRESS_VARIABLES)
     return next((text.partition(" ")[0] for text in told if text), "")
 
 
 def _own_version() -> str:
-    """The version in the package, which must not be imported for it."""
+    """The version of the package, which must not be imported here."""
     text = _read(str(Path(__file__).parent.parent / "__init__.py"))
     lines = [line for line in text.splitlines() if line.startswith("__version__")]
     return lines[0].partition("=")[2].strip(" \"'") if lines else "?"

@@ -1,7 +1,7 @@
-"""Processes of a run on this machine: who they are, and how to end them.
+"""The processes of a run on this machine: how to find and to end them.
 
-A run marks its processes by variables in their environment, which everything inherits that they
-start. Where there is no /proc to look into, nothing is found. Only processes of this user count.
+The processes of a run have variables in their environment, which everything that they start
+inherits. Without a /proc nothing is found. Only processes of this user count.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tarantella.launch.process_identity import identity, stat_of
-from tarantella.launch.supervisor import HEARTBEAT
 from tarantella.runtime import times
-from tarantella.runtime.announce import RUN_ID
+from tarantella.runtime.announce import HEARTBEAT, RUN_ID
 from tarantella.runtime.launcher import find_launch
 
 SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
 COMMAND = "TNT_COMMAND"  # the process of the command that started it
-RUN_VARIABLES = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # all that a run has of its own
+RUN_VARIABLES = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # what identifies the processes of a run
 
 _PROC = Path("/proc")
 
@@ -43,7 +42,7 @@ class Process:
 
 
 def own_processes() -> list[Process]:
-    """All processes of this user that can be looked into, but this one and those it comes from."""
+    """All processes of this user that we can inspect, except this one and its ancestors."""
     found = {}
     for folder in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # gone
@@ -62,7 +61,7 @@ def of_run(run_id: str, except_launcher: int | None = None) -> list[Process]:
     """The processes of a run.
 
     Args:
-        run_id: the mark of the run
+        run_id: the run
         except_launcher: leave out this process and its children
     """
     return [
@@ -74,13 +73,13 @@ def of_run(run_id: str, except_launcher: int | None = None) -> list[Process]:
 
 
 def known_as(identities: Sequence[str]) -> list[Process]:
-    """The processes with these identities, as far as they still run."""
+    """Those of the processes with these identities that still run."""
     return [process for process in own_processes() if identity(process.pid) in identities]
 
 
 def of_script(script: str) -> list[Process]:
-    """The processes of all runs of a script, by the command or by an MPI launcher, and of those
-    that they have started.
+    """The processes of all runs of a script, started by the command or by an MPI launcher, and
+    what they have started.
     """
     everyone = own_processes()
     found = {
@@ -96,7 +95,7 @@ def of_script(script: str) -> list[Process]:
 
 
 def to_be_asked(processes: Sequence[Process]) -> list[int]:
-    """Whom to ask if these are to end: the commands that have started them, as far as they run on
+    """The processes to ask if these should end: the commands that started them, if they run on
     this machine, and otherwise those that none of the others has started.
     """
     named = {process.variables.get(COMMAND, "") for process in processes}
@@ -114,7 +113,7 @@ def end(pids: Iterable[int], number: int) -> None:
 
 
 def kill_until_gone(find: Callable[[], list[Process]]) -> None:
-    """Kill processes, and those they start meanwhile, and wait until they are gone."""
+    """Kill processes, and those that they still start, and wait until they are gone."""
     deadline = time.monotonic() + times.TIME_TO_BE_KILLED
     while (found := find()) and time.monotonic() < deadline:
         end((process.pid for process in found), signal.SIGKILL)
@@ -130,7 +129,7 @@ def _is_rank_of(process: Process, script: str) -> bool:
         words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")[1:]
         # It may have gone to another directory since it was started.
         for cwd in (process.variables.get("PWD", "/"), str((folder / "cwd").readlink())):
-            # The first file is the script, whatever options the interpreter has got.
+            # The first file is the script, whatever options the interpreter has.
             files = (Path(cwd, word) for word in words if word)
             first = next((file for file in files if file.is_file()), None)
             if first is not None and os.path.realpath(first) == script:

@@ -1,7 +1,7 @@
-"""Asks all hosts something at once: a small program of ours runs on each, and answers.
+"""Asks all hosts a question at once: a small program of ours runs on each, and answers.
 
-It is started by what would start the ranks there, reads the question from its standard input, and
-prints the answer in one marked line.
+It is started in the same way as the ranks, reads the question from its standard input, and prints
+the answer in one line with a prefix.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tarantella.cli.processes import RUN_VARIABLES
-from tarantella.cli.schedulers import Allocation
+from tarantella.cli.schedulers import ADDRESS_VARIABLES, Allocation
 from tarantella.launch import entry
 from tarantella.runtime import times
 
-_ANSWER = "\x1etarantella-answer:"
+_ANSWER_PREFIX = "\x1etarantella-answer:"
 _AT_ONCE = 256
-# By these, programs on a host know the address of whoever has started them there; ours are another
-# matter.
-ASKED_FROM = ("SSH_CONNECTION", "SLURM_LAUNCH_NODE_IPADDR")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of asking a host.
+    """The answer of a host, or why there is none.
 
     Attributes:
         content: the answer; None if there is none
@@ -51,8 +48,8 @@ def ask_all(allocation: Allocation, role: str, question: Any, seconds: int) -> d
     asking: list[subprocess.Popen[bytes]] = []
     given_up = threading.Event()
     text = json.dumps([question, seconds]).encode()
-    # What asks is no part of a run, though a rank of it may ask.
-    dropped = (*ASKED_FROM, *RUN_VARIABLES)
+    # What asks is not part of a run, even if a rank of one asks.
+    dropped = (*ADDRESS_VARIABLES, *RUN_VARIABLES)  # the former would be wrong on other hosts
     environ = {name: value for name, value in os.environ.items() if name not in dropped}
 
     def ask(host: str) -> Answer:
@@ -96,35 +93,35 @@ def ask_all(allocation: Allocation, role: str, question: Any, seconds: int) -> d
 def answer(reply: Callable[[Any], Any]) -> int:
     """The program on the other side: answers one question, or ends when the time is up."""
     question, seconds = json.loads(sys.stdin.buffer.read())
-    signal.alarm(seconds)  # whoever has asked may be gone
-    print(f"\n{_ANSWER}{json.dumps(reply(question))}", flush=True)
+    signal.alarm(seconds)  # nobody may be waiting any more
+    print(f"\n{_ANSWER_PREFIX}{json.dumps(reply(question))}", flush=True)
     return 0
 
 
 def is_here(host: str) -> bool:
-    """Whether a name means this machine."""
+    """Whether a name is that of this machine."""
     if host in (socket.gethostname(), "localhost"):
         return True
     with suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect((address[0], 9, *address[2:]))  # sends nothing, but finds the way
+                probe.connect((address[0], 9, *address[2:]))  # sends nothing, but chooses a route
                 if probe.getsockname()[0] == address[0]:
                     return True
     return False
 
 
 def _answer_in(output: bytes) -> Any:
-    """The answer in what was printed, among whatever a shell has to say when it starts."""
+    """The answer among whatever else was printed, as by the start-up files of a shell."""
     for line in output.decode(errors="replace").split("\n"):
-        if line.startswith(_ANSWER):
+        if line.startswith(_ANSWER_PREFIX):
             with suppress(ValueError):  # it was cut off
-                return json.loads(line[len(_ANSWER) :])
+                return json.loads(line[len(_ANSWER_PREFIX) :])
     return None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End what asks a host; srun ends what it has started there if it is not killed."""
+    """End what asks a host; unless it is killed, srun ends what it has started there."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_to_group(process, number)
         with suppress(subprocess.TimeoutExpired):

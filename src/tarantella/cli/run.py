@@ -21,9 +21,9 @@ from tarantella.cli.signals import Stopped, StopSignals
 from tarantella.cli.stalls import Stalls
 from tarantella.cli.sweep import SWEEP
 from tarantella.launch.mpi_leftovers import remove_leftovers
-from tarantella.launch.supervisor import HEARTBEAT, die_with
+from tarantella.launch.supervisor import die_with
 from tarantella.runtime import times
-from tarantella.runtime.announce import RUN_ID
+from tarantella.runtime.announce import HEARTBEAT, RUN_ID
 from tarantella.runtime.configuration import read_configuration
 
 
@@ -93,7 +93,7 @@ def _run_variables(command: MpiexecCommand, identity: RunIdentity) -> dict[str, 
         processes.COMMAND: str(os.getpid()),
     }
     if command.allocation is not None:
-        variables[HEARTBEAT] = str(times.HEARTBEAT)
+        variables[HEARTBEAT] = str(times.TIME_BETWEEN_HEARTBEATS)
     return variables
 
 

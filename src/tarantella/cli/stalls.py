@@ -1,4 +1,4 @@
-"""Ranks that wait for others who do not come: who waits in what, and what the others do."""
+"""Ranks that wait for others which do not come: which ones, in what, and where the others are."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _START = "the start of communication"
 
 
 class Stalls:
-    """Listens to the ranks of a run.
+    """Hears the announcements of ranks that wait.
 
     Args:
         hosts: the host of each rank
-        seconds: how long a rank waits before it says so; 0: it never does
+        seconds: the stall timeout; 0: ranks may wait forever
         warns: whether there are warnings
     """
 
     def __init__(self, hosts: Mapping[int, str], seconds: float, warns: bool = True) -> None:
         self._hosts = hosts
         self._seconds = seconds
-        self._said: dict[int, tuple[float, Announcement]] = {}
+        self._reports: dict[int, tuple[float, Announcement]] = {}
         self._finished: set[int] = set()
-        self._joins: dict[int, tuple[float, Announcement]] = {}  # since when
+        self._joins: dict[int, tuple[float, Announcement]] = {}  # and since when
         self._stopped: dict[int, tuple[float, Announcement]] = {}  # since when
-        self._since: float | None = None  # when the first rank has said that it waits
+        self._since: float | None = None  # when the first rank announced that it waits
         self._has_warned = False
         self._warns = warns
 
     def hear(self, news: Announcement) -> None:
-        """Take note of what a rank announces."""
+        """A rank announces something."""
         if news.kind in (FINISHED, ENDED):
             self._finished.add(news.rank)
         if news.kind == JOINS:
-            # MPI lets no other thread of a rank speak then.
+            # While MPI starts, no other thread of a rank can announce that it waits.
             self._joins[news.rank] = time.monotonic(), news
         if news.kind in (JOINED, ENDED):
             self._joins.pop(news.rank, None)
@@ -59,18 +59,18 @@ class Stalls:
         if news.kind in (RESUMED, ENDED):
             self._stopped.pop(news.rank, None)
         if news.kind in (WAITS, ELSEWHERE):
-            self._said[news.rank] = time.monotonic(), news
+            self._reports[news.rank] = time.monotonic(), news
 
     def forgive(self, seconds: float) -> None:
-        """Nobody has listened for so long."""
+        """The command has not listened for so long."""
         for since_when in (self._joins, self._stopped):
             for rank, (since, news) in since_when.items():
                 since_when[rank] = since + seconds, news
 
     def warning(self) -> str | None:
-        """What is to be said now, once for each stall."""
+        """The warning to show now, once for each stall."""
         waiting = self._waiting()
-        if not waiting and not self._held_up(self._seconds):
+        if not waiting and not self._stopped_for(self._seconds):
             self._since, self._has_warned = None, False
             return None
         now = time.monotonic()
@@ -82,22 +82,22 @@ class Stalls:
         self._has_warned = True
         if not self._warns:
             return None
-        return self._words(waiting)
+        return self._describe(waiting)
 
     def failure(self) -> Failure | None:
-        """What ends the run, if ranks have waited for too long."""
+        """The failure that ends the run, if ranks have waited for too long."""
         limit = times.STALL_TIMEOUTS_TO_END * self._seconds
         waiting = self._waiting() if self._seconds else []
         too_long = f"for more than {times.STALL_TIMEOUTS_TO_END} times the --stall-timeout"
         if not waiting:
-            stopped = next(iter(self._held_up(limit)), None)
+            stopped = next(iter(self._stopped_for(limit)), None)
             if stopped is None:
                 return None
             return Failure(stopped, self._hosts[stopped], f"it has been stopped {too_long}", 1)
         if max(news.status for news in waiting) <= limit:
             return None
         missing = self._missing(waiting)
-        too_long = f"{too_long}. {self._words(waiting).rstrip('.')}"
+        too_long = f"{too_long}. {self._describe(waiting).rstrip('.')}"
         if not missing:
             return Failure(None, "", f"ranks have waited for each other {too_long}", 1)
         first = missing[0]
@@ -105,9 +105,9 @@ class Stalls:
 
     def _fresh(self) -> dict[int, Announcement]:
         now = time.monotonic()
-        said = {
+        reports = {
             rank: news
-            for rank, (when, news) in self._said.items()
+            for rank, (when, news) in self._reports.items()
             if now - when < times.REPORT_IS_FRESH
         }
         joins = {
@@ -115,13 +115,13 @@ class Stalls:
             for rank, (since, news) in self._joins.items()
             if self._seconds and now - since > self._seconds
         }
-        heard = said | joins
+        heard = reports | joins
         return {rank: news for rank, news in heard.items() if rank not in self._stopped}
 
-    def _held_up(self, seconds: float) -> list[int]:
+    def _stopped_for(self, seconds: float) -> list[int]:
         """The ranks that a signal has stopped for longer than that.
 
-        If it is all of them, somebody has suspended the job.
+        If all of them are stopped, somebody has suspended the job.
         """
         if not self._seconds or self._stopped.keys() == self._hosts.keys():
             return []
@@ -135,7 +135,7 @@ class Stalls:
         missing = self._hosts.keys() - {news.rank for news in waiting}
         return sorted(missing, key=lambda rank: (rank not in self._stopped, rank))
 
-    def _words(self, waiting: Sequence[Announcement]) -> str:
+    def _describe(self, waiting: Sequence[Announcement]) -> str:
         if waiting:
             return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
         named = [f"Rank {r} on host {self._hosts[r]} is {self._stop(r)}" for r in self._stopped]
@@ -144,16 +144,16 @@ class Stalls:
     def _stop(self, rank: int) -> str:
         _, news = self._stopped[rank]
         name = signal.Signals(news.status).name
-        return f"stopped by {name}: `kill -CONT {news.pid}` there lets it go on"
+        return f"stopped by {name}: `kill -CONT {news.pid}` there resumes it"
 
     def _who_waits(self, waiting: Sequence[Announcement]) -> str:
-        by_place: dict[str, list[Announcement]] = {}
+        by_activity: dict[str, list[Announcement]] = {}
         for news in waiting:
-            by_place.setdefault(news.cause, []).append(news)
+            by_activity.setdefault(news.cause, []).append(news)
         return "; ".join(
             f"{_ranks([news.rank for news in some])} {'has' if len(some) == 1 else 'have'} been "
-            f"waiting for {max(news.status for news in some)} seconds, in {place}"
-            for place, some in by_place.items()
+            f"waiting for {max(news.status for news in some)} seconds, in {activity}"
+            for activity, some in by_activity.items()
         )
 
     def _who_is_missing(self, waiting: Sequence[Announcement]) -> str:
@@ -173,11 +173,11 @@ class Stalls:
             return f"{who}: it is at the end of its script"
         if news is None and self._joins:
             return (
-                f"{who}: it may not have come to `import tarantella` yet, be stopped, or its host "
-                "may hang"
+                f"{who}: it may not have reached `import tarantella` yet, it may be stopped, or "
+                "its host may hang"
             )
         if news is None:
-            return f"{who}, and says nothing: it may be stopped, or its host may hang"
+            return f"{who}, and reports nothing: it may be stopped, or its host may hang"
         return f"{who}: it is {news.cause}"
 
 

@@ -1,7 +1,7 @@
-"""What the ranks print, on its way to the user, with the launcher's own words taken out.
+"""Takes passages out of a stream of output, such as the messages of a launcher.
 
-Everything passes at once, half lines and progress bars too. Only what looks like the beginning of
-a passage to be taken out is held back until it is certain; the end of a line alone never is.
+Everything else passes at once, even half lines and progress bars. Only what looks like the start of
+a passage is held back until it is certain; a mere end of a line never is.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Passage:
-    """Something to be taken out of a stream.
+    """Something to take out of a stream.
 
     Attributes:
         start: how it begins
         end: how it ends
-        taken: gets the passage, returns what to show in its place
+        taken: gets the passage, returns what to show instead
     """
 
     start: bytes
@@ -57,7 +57,7 @@ class StreamFilter:
             text = text[end:]
 
     def flush(self) -> bytes:
-        """Nothing more is coming, for now: returns what was held back."""
+        """Nothing more comes for now: returns what was held back."""
         held, self._held = self._held, b""
         return held
 

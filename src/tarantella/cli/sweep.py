@@ -1,7 +1,7 @@
-"""Ends processes of a run on the host that it runs on, and says how many.
+"""Ends the processes of a run on one host, and says how many are left.
 
-The command runs it, here and on the other hosts: for `--cleanup`, and after a run that did not
-end by itself. Standard library only.
+The command runs this on every host: for `--cleanup`, and after a run that did not end by itself.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tarantella.cli.remote import answer
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.runtime import times
 
-SWEEP = "cli.sweep"  # this module, for those who have it run on hosts
+SWEEP = "cli.sweep"  # the name of this module for `entry`
 
 
 def main(arguments: list[str]) -> int:
@@ -27,9 +27,8 @@ def main(arguments: list[str]) -> int:
 def sweep(question: dict[str, Any]) -> int:
     """End the processes of a run, given by its `run_id` and its `launchers`, or its `script`.
 
-    The `action` is to "ask" them to end, and give them some time, to "kill" them, or to "count"
-    them only. Files that the MPI library has left are removed, if they are not older than
-    `seconds`.
+    The `action` is "ask" to ask them to end, and give them some time, "kill", or "count". Files
+    that the MPI library has left are removed if they are not older than `seconds`.
 
     Returns:
         How many there are now.
@@ -45,7 +44,7 @@ def sweep(question: dict[str, Any]) -> int:
     if question["action"] == "kill":
         processes.kill_until_gone(find)
     elif question["action"] == "ask":
-        # The command ends everything that it has started, in good order.
+        # The command of a run ends everything that it has started.
         processes.end(processes.to_be_asked(found), signal.SIGTERM)
         deadline = time.monotonic() + times.TIME_TO_CLEAN_UP
         while find() and time.monotonic() < deadline:

@@ -1,1 +1,1 @@
-"""The process around a rank: its supervisor, the runner of its script, and its clean-up."""
+"""The processes around a rank: its supervisor, the runner of its script, and its clean-up."""

@@ -1,4 +1,4 @@
-"""Binds a rank to its cores, its memory and its network, as the command has planned them."""
+"""Binds a rank to its cores, its memory and its network, as the command has planned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from tarantella.errors import InputError
 from tarantella.runtime.configuration import Configuration, of_rank
 
-# What the MPI libraries, and the network libraries below them, read: MPICH has UCX or libfabric,
-# Intel MPI has libfabric.
+# The MPI libraries, or the network libraries below them, read these: MPICH uses UCX or libfabric,
+# Intel MPI libfabric.
 _INTERFACE_VARIABLES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
 def bound(command: list[str], rank: int, settings: Configuration) -> list[str]:
-    """Binds this process, and what it starts, to what is planned for a rank.
+    """Bind this process, and what it starts, to what is planned for a rank.
 
     Returns:
         The command, with numactl in front if the memory is to be bound as well.
@@ -25,11 +25,11 @@ def bound(command: list[str], rank: int, settings: Configuration) -> list[str]:
         except OSError as error:
             raise InputError(
                 f"rank {rank} cannot be bound to the cores {cores} that TNT_CORES names "
-                f"({error.strerror}): set TNT_CORES to nothing, and it is not bound"
+                f"({error.strerror}): set TNT_CORES to an empty text to leave ranks unbound"
             ) from None
     interface = of_rank(settings.network_interfaces, rank)
     if interface is not None:
-        # One with a port is InfiniBand or the like, and UCX's business alone.
+        # One with a port is InfiniBand or the like, which only UCX knows.
         names = _INTERFACE_VARIABLES[:1] if ":" in interface else _INTERFACE_VARIABLES
         for name in names:
             os.environ.setdefault(name, interface)

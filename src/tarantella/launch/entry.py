@@ -1,8 +1,8 @@
-"""The file that our processes on any host are started with: `python entry.py MODULE ...`.
+"""Every process of ours, on any host, is started with this file: `python entry.py MODULE ...`.
 
-Importing Tarantella starts MPI and loads TensorFlow, which is for the user's script to do, when
-it comes to that line. So this loads `tarantella.MODULE` with an empty stand-in in the place of
-the package, and takes all of it out of the import system again before it runs.
+Importing Tarantella starts MPI and loads TensorFlow, and only the user's script should do that. So
+this loads `tarantella.MODULE` with an empty stand-in for the package, and removes everything from
+the import system again before it calls the `main` of the module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).absolute().parent
 
 def main(name: str, arguments: list[str]) -> int:
     if sys.path and Path(sys.path[0]) == _FOLDER:
-        del sys.path[0]  # put there by Python, and of no use to the user's script
+        del sys.path[0]  # Python has put it there, and the user's script must not see it
     stand_in = ModuleType("tarantella")
     stand_in.__path__ = [str(_FOLDER.parent)]
     sys.modules["tarantella"] = stand_in

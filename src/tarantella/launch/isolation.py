@@ -1,8 +1,8 @@
-"""Whether this host has lost the one that the run was started from. Standard library only.
+"""Whether this host has lost its connection to the one that started the run.
 
-The launcher's process on this host keeps a connection to the one that started the run, and sends
-what ranks print through it. When the network is gone, nobody closes the connection: but the
-kernel sends the same data again and again, waits twice as long each time, and keeps count.
+Then nobody can tell the ranks here to end, and they would block the host forever. The launcher's
+process on this host sends what they print over a TCP connection, which nobody closes when the
+network is gone: but the kernel repeats what is not confirmed, and counts. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tarantella.runtime import times
 
 
 def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether nobody has confirmed for long what a process has sent; False where nobody can tell.
+    """Whether nothing that a process sends was confirmed for long; False without a /proc.
 
     Args:
-        pid: the launcher's process on this host, which must have sent something lately
-        proc: where the kernel tells about processes
+        pid: the launcher's process on this host, which must have sent something recently
+        proc: where the kernel shows processes
     """
     sockets = set()
     with suppress(OSError):
@@ -32,7 +32,7 @@ def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 def _repeats(proc: Path) -> list[tuple[str, int]]:
-    """For each TCP connection its number, and how often its oldest data were sent again."""
+    """For each TCP connection its inode, and how often its oldest data were repeated."""
     found = []
     for table in ("tcp", "tcp6"):
         with suppress(OSError):

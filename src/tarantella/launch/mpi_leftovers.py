@@ -1,4 +1,4 @@
-"""Files that an MPI library leaves behind on a host when its processes are killed."""
+"""Removes the files that an MPI library leaves behind when its processes are killed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from tarantella.runtime import times
 
 _SHARED_MEMORY = ("mpich_shm_*", "sm_segment.*", "Intel_MPI_*")
-_TOPOLOGY = "hydra_hwloc_xmlfile_*"  # written for the ranks by this launcher of MPICH's
+_TOPOLOGY = "hydra_hwloc_xmlfile_*"  # written for the ranks by MPICH's launcher
 _LAUNCHER = "hydra_pmi_proxy"
-# Folders of Open MPI's launchers, named after their processes.
+# Folders of Open MPI's launchers, with the number of their process.
 _SESSION = re.compile(r"(?:ompi|prte|prted|prterun)\.(\d+)")
 
 
@@ -24,21 +24,21 @@ def remove_leftovers(
     temporary: Path = Path("/tmp"),
     proc: Path = Path("/proc"),
 ) -> None:
-    """Removes such files of this user, if they are not older than this, and nobody uses them.
+    """Remove such files of this user that are not older than this, and not in use.
 
     Args:
-        seconds: the age of the run that has left them
+        seconds: the age of the run that left them
         memory: where shared memory is
         temporary: where temporary files are
-        proc: where the kernel tells about processes
+        proc: where the kernel shows processes
     """
     if not proc.is_dir():
-        return  # nobody can tell what is in use
+        return  # there is no telling what is in use
     found = [file for pattern in _SHARED_MEMORY for file in memory.glob(pattern)]
     topologies = list(temporary.glob(_TOPOLOGY))
     used, launchers = _in_use(str(memory), proc) if found or topologies else (set(), 0)
     leftovers = [file for file in found if str(file) not in used]
-    if not launchers:  # they do not keep theirs open
+    if not launchers:  # they do not keep theirs open while they run
         leftovers += topologies
     for folder in temporary.glob("*.[0-9]*"):
         session = _SESSION.fullmatch(folder.name)

@@ -1,7 +1,7 @@
-"""A colon alone as an argument: every mpiexec takes it as the start of a second program.
+"""Quotes an argument that is a single colon: every mpiexec takes it for the start of a program.
 
-Such an argument travels with a backslash in front, and so does one that would be mistaken for it
-then. Standard library only.
+It gets a backslash in front, and so does an argument that would be mistaken for a quoted one.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 
 def escaped(arguments: list[str]) -> list[str]:
-    """The arguments as mpiexec can carry them."""
+    """The arguments, safe for mpiexec."""
     return ["\\" + text if re.fullmatch(r"\\*:", text) else text for text in arguments]
 
 

@@ -1,4 +1,4 @@
-"""Runs the user's script as `__main__`, as plain Python would, and sees how it ends."""
+"""Runs the user's script as `__main__`, as plain Python would, and announces how it ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tarantella.runtime import ending, failure, launcher
 from tarantella.runtime.announce import FINISHED, Announcement, announce, say
 from tarantella.runtime.configuration import configuration
 
-# Modules are loaded when a script first uses what is in them.
-_WHAT_DIVIDES_WORK = (
+# Each of these is loaded when a script first uses what is in it.
+_MODULES_THAT_DIVIDE_WORK = (
     "tarantella.keras.model",
     "tarantella.keras.optimizers",
     "tarantella.keras.distributed_dataset",
@@ -27,7 +27,7 @@ _WHAT_DIVIDES_WORK = (
 
 def main(arguments: list[str]) -> int:
     """Run a script with its arguments; returns the exit status."""
-    # The script becomes `__main__` below, and this must stay alive; `ending` looks for it.
+    # The script becomes `__main__` below: this keeps our module alive, and `ending` looks for it.
     sys.modules[ending.RUN_BY_COMMAND] = sys.modules["__main__"]
     pid = os.getpid()
     descriptor = os.dup(2)  # the script may close or redirect its own
@@ -38,13 +38,13 @@ def main(arguments: list[str]) -> int:
             rank = launcher.rank_by_launcher()
             announce(Announcement(FINISHED, rank, socket.gethostname(), pid), descriptor)
 
-    # Registered first, called last: after MPI has been left, and the script's own functions.
+    # Registered first, called last: after the script's own functions, and after MPI has ended.
     atexit.register(announce_end)
     _print_whole_lines()
     try:
         run(arguments)
     except BaseException as error:
-        if os.getpid() != pid:  # a process that the script has forked
+        if os.getpid() != pid:  # a process that the script forked
             failure.show(error)
             return failure.exit_status(error)
         if failure.exit_status(error) != 0 or not isinstance(error, SystemExit):
@@ -75,16 +75,16 @@ def run(arguments: list[str]) -> None:
 
 
 def _warn_of_ranks_that_work_alone(descriptor: int) -> None:
-    """Tells, once, that every rank has trained for itself: one of two lines may be missing."""
+    """Warn, once, if every rank has trained on its own: one of two lines may be missing."""
     launch = launcher.find_launch()
     size = 1 if launch is None else launch.size or 1
-    divides = any(name in sys.modules for name in _WHAT_DIVIDES_WORK)
+    divides = any(name in sys.modules for name in _MODULES_THAT_DIVIDE_WORK)
     if size == 1 or divides or "keras" not in sys.modules or launcher.rank_by_launcher() != 0:
         return
     if configuration().log_level != "ERROR":
         say(
             f"tarantella WARNING: The script has not used tnt.Model: each of the {size} ranks has "
-            "done all of the work by itself. To divide it, `import tarantella as tnt`, and "
+            "done all of the work by itself. To divide it, use `import tarantella as tnt` and "
             "`model = tnt.Model(model)` before `compile`.",
             descriptor,
         )
@@ -93,7 +93,7 @@ def _warn_of_ranks_that_work_alone(descriptor: int) -> None:
 def _print_whole_lines() -> None:
     """Show each line as soon as it is complete, and in one piece.
 
-    Left alone, lines of a rank would be shown late, as its output is not a terminal; unbuffered,
+    By default, lines of a rank would be shown late, as its output is not a terminal; unbuffered,
     they would be mixed with those of other ranks.
     """
     for stream in (sys.stdout, sys.stderr):

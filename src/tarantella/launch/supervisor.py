@@ -1,12 +1,12 @@
-"""Starts the program of a rank, waits for its end, and tells the command how it ended.
+"""Starts the program of a rank, waits until it ends, and tells the command how it ended.
 
-No MPI launcher says reliably which rank ended, and by what: a status, a signal, or an `os._exit`
-that left the others waiting. The parent of a process always knows. It tells before it ends itself,
-so before the launcher can take the other ranks down: the first bad news is the cause.
+No MPI launcher says reliably which rank ended, and why: with a status, by a signal, or by an
+`os._exit` that left the others waiting. The parent of a process always knows. It tells before it
+ends itself, so before the launcher can end the other ranks: the first bad news is the cause.
 
-What the master rank prints goes its way untouched. What other ranks print is kept back, and shown
-only if they fail; or, with `TNT_OUTPUT_ON_ALL_DEVICES`, sent home so that the command can show it
-with the rank in front of each line.
+What the master rank prints goes to the launcher untouched. What other ranks print is held, and
+shown only if they fail; or, with `TNT_OUTPUT_ON_ALL_DEVICES`, announced to the command, which shows
+it with the rank in front of each line.
 """
 
 from __future__ import annotations
@@ -26,34 +26,27 @@ from typing import NoReturn
 from tarantella.errors import InputError
 from tarantella.launch import binding, isolation, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
-from tarantella.launch.mpich_abort import Abort, exit_status, find_abort
-from tarantella.launch.output_tail import OutputTail
 from tarantella.launch.process_identity import identity
+from tarantella.launch.rank_output import RankOutput
 from tarantella.runtime import launcher, times
 from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
     FAILED,
+    HEARTBEAT,
     LEAVES,
-    PRINTED,
-    PRINTED_LAST,
     RESTARTS,
     RESUMED,
-    RUN_ID,
     STARTED,
     STOPPED,
     Announcement,
     announce,
-    line_start,
-    prints,
-    send,
 )
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.failure import BAD_INPUT
 
 NOT_STARTED = 127  # the status that shells give to a program that cannot be started
-HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life; for runs on several hosts
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2, signal.SIGCONT)  # fmt: skip
 _UNKNOWN_ERROR = 14  # Open MPI's MPI_ERR_UNKNOWN
 _PIECE = 1 << 16
@@ -80,58 +73,60 @@ def main(arguments: list[str]) -> int:
         _become(command, rank, host, parent, [writing for _, writing in pipes])
     for _, writing in pipes:
         os.close(writing)
-    program = _Program(pid, rank, host, [reading for reading, _ in pipes], is_open, kept)
+    output = RankOutput(rank, host, pid, is_open, kept)
+    program = _Program(pid, rank, host, [reading for reading, _ in pipes], output)
     announce(Announcement(STARTED, rank, host, parent, launcher=identity(os.getppid())))
     status = program.wait()
     signal.alarm(0)
-    for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)  # too late: the end of this process is its status
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_IGN)  # too late: the status must still be returned
     cause = "it was asked to" if program.was_asked_to_end else _lost_peer(status)
     announce(Announcement(ENDED, rank, host, pid, status=status, cause=cause))
     if status != 0:
-        # A scheduler loses sight of what the rank has started, once the rank is gone.
+        # A scheduler loses track of what the rank has started once the rank is gone.
         _send(-pid, signal.SIGKILL)
     if os.environ.get(HEARTBEAT) and launcher.is_open_mpi():
         time.sleep(times.TIME_TO_READ_BEFORE_END)
     if program.was_asked_to_end:
-        # Whoever has asked may be a scheduler, which lets nobody else come to this host afterwards.
+        # A scheduler may have asked, and let nobody else reach this host afterwards.
         remove_leftovers(time.monotonic() - started)
     return status if status >= 0 else 128 - status
 
 
 def _lost_peer(status: int) -> str:
-    """Open MPI ends a rank like this when the connection to another one is gone."""
+    """The cause, if Open MPI has ended a rank because it lost its connection to another one."""
     return "it lost another rank" if status == _UNKNOWN_ERROR and launcher.is_open_mpi() else ""
 
 
 def _file_for_output(rank: int) -> int | None:
-    """Where all that a rank prints is kept, if it is."""
+    """The file for all that a rank prints, if it is kept."""
     if not configuration().output_dir:
         return None
     folder = Path(configuration().output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    # A run that is started again goes on where it has failed.
+    # A restarted run adds to the file.
     begin = 0 if int(os.environ.get(RESTARTS) or 0) else os.O_TRUNC
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | begin
     return os.open(folder / f"rank-{rank}.txt", flags, 0o666)
 
 
 def _is_open(rank: int) -> bool:
-    """Whether what this rank prints is shown as it is."""
+    """Whether what this rank prints is shown unchanged."""
     launch = launcher.find_launch()
     alone = launch is None or launch.size == 1
     return alone or (rank == 0 and not configuration().output_on_all_devices)
 
 
 def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[int]) -> NoReturn:
-    errors = os.dup(2)  # where the command listens
+    errors = os.dup(2)  # which the command listens to
     try:
-        # A group of its own: a signal to the supervisor's group comes once, passed on from there;
-        # and what it starts can be ended with it.
+        # A group of its own: a signal to the supervisor's group comes once, forwarded by the
+        # supervisor; and what the rank starts can be ended with it.
         os.setpgid(0, 0)
         die_with(parent, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a script has started us with &
-        # mpiexec gives some ranks an input that never ends: reading it would wait for ever.
+        # A shell script that has started us with & has it ignored.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # mpiexec gives some ranks an input that never ends: reading it would block forever.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, pipe in enumerate(pipes, 1):
             os.dup2(pipe, stream)
@@ -144,7 +139,7 @@ def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[i
 
 
 def die_with(parent: int, number: int) -> None:
-    """Have the kernel send this process a signal when its parent is killed, where it can."""
+    """Have the kernel, if it is Linux, send this process a signal when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
@@ -152,22 +147,19 @@ def die_with(parent: int, number: int) -> None:
 
 
 class _Program:
-    """The running program of a rank: carries what it prints, and signals, until it ends.
+    """The running program of a rank: forwards its output, and signals to it, until it ends.
 
     Args:
         pid: its process
         rank: its rank
-        host: name of this host
-        pipes: where its output and its errors come from; none if they go their own way
-        is_open: whether what it prints is shown as it is
-        kept: the file for all that it prints, if there is one
+        host: the name of this host
+        pipes: where its output and its errors come from; none if they go to the launcher directly
+        output: what becomes of them
     """
 
     def __init__(
-        self, pid: int, rank: int, host: str, pipes: list[int], is_open: bool, kept: int | None
+        self, pid: int, rank: int, host: str, pipes: list[int], output: RankOutput
     ) -> None:
-        self._is_open = is_open
-        self._kept = kept
         self._pid = pid
         self._rank = rank
         self._host = host
@@ -175,9 +167,7 @@ class _Program:
         self._status: int | None = None
         self.was_asked_to_end = False
         self._needs_time = False
-        self._line_start = line_start(os.environ.get(RUN_ID, ""))
-        self._unparsed = b""  # the start of an announcement that the program is making
-        self._tail = OutputTail()
+        self._output = output
         self._heartbeat = float(os.environ.get(HEARTBEAT) or 0) or None
         self._selector = selectors.DefaultSelector()
         for stream, pipe in enumerate(pipes, 1):
@@ -186,14 +176,14 @@ class _Program:
         self._watch_signals()
 
     def wait(self) -> int:
-        """Returns the exit status; the number of a signal that ended it, negative."""
+        """Wait for the end; returns the exit status, or the number of a signal, negated."""
         next_beat = time.monotonic() + (self._heartbeat or 0)
-        self._look()  # it may have ended before signals were watched
+        self._check_program()  # it may have ended before we handled signals
         while self._status is None:
             pause = None if self._heartbeat is None else max(0.0, next_beat - time.monotonic())
             for key, _ in self._selector.select(pause):
                 self._read(key.fd, key.data)
-            self._look()
+            self._check_program()
             if self._needs_time:
                 self._needs_time = False
                 self._tell(LEAVES, configuration().grace_seconds)
@@ -203,11 +193,11 @@ class _Program:
         for key in list(self._selector.get_map().values()):
             self._read(key.fd, key.data, to_the_end=True)
         if self._status != 0 and not self.was_asked_to_end:
-            self._announce_tail()
+            self._output.announce_tail()
         return self._status
 
-    def _look(self) -> None:
-        """Take note of the end of the program, and tell if something holds it up."""
+    def _check_program(self) -> None:
+        """Notice the end of the program, and announce when a signal stops or resumes it."""
         with suppress(ChildProcessError):
             while self._status is None:
                 pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -226,8 +216,8 @@ class _Program:
     def _show_life(self) -> None:
         announce(Announcement(ALIVE, self._rank, self._host, os.getpid()))
         if isolation.is_cut_off(os.getppid()):
-            # Nobody can tell us to end any more, and nobody waits for us either.
-            _tidy_up_after(os.getppid(), time.monotonic() - self._started)
+            # Nobody can tell us to end any more, and nobody waits for us.
+            _clean_up_after(os.getppid(), time.monotonic() - self._started)
             self.was_asked_to_end = True
             _send(self._pid, signal.SIGKILL)
             _send(os.getppid(), signal.SIGTERM)
@@ -241,74 +231,25 @@ class _Program:
             if not data:
                 self._selector.unregister(pipe)
                 return
-            if stream:  # the others only say that a signal has come
-                self._take(stream, data)
+            if stream:  # the other one only says that a signal has come
+                self._output.add(stream, data)
             if not to_the_end:
                 return
 
-    def _take(self, stream: int, data: bytes) -> None:
-        """Send on, or keep, what the program has printed; what it announces always goes on."""
-        if stream == 2:
-            data, self._unparsed = self._unparsed + data, b""
-            while (start := data.find(self._line_start)) >= 0:
-                end = data.find(b"\n", start)
-                if end < 0:
-                    self._unparsed = data[start:]
-                    data = data[:start]
-                    break
-                self._show(2, data[:start])
-                self._pass_on(data[start : end + 1])
-                data = data[end + 1 :]
-            if abort := find_abort(data):
-                self._show(2, data[: abort.start])
-                self._hear_abort(abort)
-                data = data[abort.end :]
-        self._show(stream, data)
-
-    def _hear_abort(self, abort: Abort) -> None:
-        """Tell of an abort at once: MPICH may end this process, too, before the rank has ended."""
-        self._show(2, b"" if abort.is_call else abort.line)
-        self._announce_tail()
-        cause = "it called MPI_Abort" if abort.is_call else abort.reason
-        status = exit_status(abort.code)
-        announce(Announcement(FAILED, self._rank, self._host, self._pid, status, cause))
-
-    def _show(self, stream: int, data: bytes) -> None:
-        if self._kept is not None:
-            _write(self._kept, data)  # a full disk ends no run
-        if self._is_open:
-            _write(stream, data)
-            return
-        if not configuration().output_on_all_devices:
-            self._tail.add(stream, data)
-            return
-        for news in prints(PRINTED, self._rank, self._host, stream, data):
-            announce(news)
-
-    def _pass_on(self, line: bytes) -> None:
-        if f'"kind": "{FAILED}"'.encode() in line:
-            self._announce_tail()
-        send(line)
-
-    def _announce_tail(self) -> None:
-        for stream, data in self._tail.take():
-            for news in prints(PRINTED_LAST, self._rank, self._host, stream, data):
-                announce(news)
-
     def _watch_signals(self) -> None:
-        """Have signals wake the loop up, and go on to the program."""
+        """Have signals wake up the loop, and forward them to the program."""
         reading, writing = os.pipe()
         for pipe in (reading, writing):
             os.set_blocking(pipe, False)
         self._selector.register(reading, selectors.EVENT_READ, 0)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
-        def pass_on(number: int, _: FrameType | None) -> None:
+        def forward(number: int, _: FrameType | None) -> None:
             self._end(number)
 
-        for number in (*_PASSED_ON, signal.SIGALRM):
-            signal.signal(number, pass_on)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop up
+        for number in (*_FORWARDED, signal.SIGALRM):
+            signal.signal(number, forward)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes up the loop
 
     def _end(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -320,8 +261,8 @@ class _Program:
         _send(self._pid, signal.SIGKILL if number == signal.SIGALRM else number)
 
 
-def _tidy_up_after(launcher_pid: int, seconds: float) -> None:
-    """Has another process remove what the launcher on this host leaves, which may end us.
+def _clean_up_after(launcher_pid: int, seconds: float) -> None:
+    """Have another process remove what the launcher on this host leaves: it may end us first.
 
     Args:
         launcher_pid: the launcher's process on this host
@@ -331,7 +272,7 @@ def _tidy_up_after(launcher_pid: int, seconds: float) -> None:
     if os.fork():
         return
     os.setsid()
-    for number in (*_PASSED_ON, signal.SIGALRM, signal.SIGCHLD):
+    for number in (*_FORWARDED, signal.SIGALRM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     deadline = time.monotonic() + times.TIME_TO_END_CUT_OFF
     while time.monotonic() < deadline and any(map(_is_there, (launcher_pid, supervisor))):
@@ -346,20 +287,13 @@ def _is_there(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether a program has something of its own to do when a signal comes; Linux only."""
+    """Whether a program handles a signal; False where the system does not tell."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name == "SigCgt":
                 return bool(int(value, 16) >> (number - 1) & 1)
     return False
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    with suppress(OSError):  # nobody listens any more, or a disk is full
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
 
 
 def _send(pid: int, number: int) -> None:

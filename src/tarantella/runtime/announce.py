@@ -1,7 +1,8 @@
-"""What a rank tells the command that started it: marked lines on its error stream.
+"""What a rank announces to the command that started it: special lines on its error stream.
 
-The error stream is the one channel that every MPI launcher carries home from every host. The
-command takes the marked lines out of it, so that nobody sees them. Standard library only.
+The error stream is the one channel that every MPI launcher forwards from every host. The command
+takes these lines out of it, so that nobody sees them. Ranks and supervisors write them, the command
+reads them. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from tarantella.runtime import times
 
 RUN_ID = "TNT_RUN_ID"
 RESTARTS = "TNT_RESTARTS"  # how often the run was started again
-ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that take lines apart
+HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life, in runs on several hosts
+ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that tear lines apart
 
-STARTED = "started"  # a rank's process is there
-ALIVE = "alive"  # it still is
-PRINTED = "printed"  # something to be shown, marked with the rank
-PRINTED_LAST = "printed last"  # something to be shown if this rank turns out to have failed
-JOINS = "joins"  # it is about to meet all the others, for the first time
-JOINED = "joined"  # it has met them
+STARTED = "started"  # a rank's process runs
+ALIVE = "alive"  # it still does
+PRINTED = "printed"  # output to be shown, with the rank in front
+PRINTED_LAST = "printed last"  # output to be shown if this rank turns out to have failed
+JOINS = "joins"  # it waits for all the others for the first time
+JOINED = "joined"  # they have come
 WAITS = "waits"  # it has waited for other ranks for too long
-ELSEWHERE = "elsewhere"  # it has not come to them for long, and says what it does
-STOPPED = "stopped"  # a signal holds it up, and nobody else would know
-RESUMED = "resumed"  # and no longer does
+ELSEWHERE = "elsewhere"  # it has not come to the others for long, and says where it is
+STOPPED = "stopped"  # a signal has stopped it
+RESUMED = "resumed"  # another one lets it continue
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
-FAILED = "failed"  # a script ended with an error, and says which
-FINISHED = "finished"  # a script came to its end
-ENDED = "ended"  # a rank's process is gone, however it went
+FAILED = "failed"  # its script ended with an error
+FINISHED = "finished"  # its script reached its end
+ENDED = "ended"  # its process has ended, in whatever way
 
 # These keep a line short enough to be written to a pipe in one piece.
 _LONGEST_CAUSE = 500
@@ -46,19 +48,19 @@ _LONGEST_PRINT = 2700
 
 @dataclass(frozen=True)
 class Announcement:
-    """One message of a rank.
+    """One announcement of a rank.
 
     Attributes:
         kind: one of the words above
-        rank: the rank that speaks
-        host: name of its host
-        pid: the process that the message is about
-        status: its exit status; the number of a signal that ended it, negative, or that holds it
-            up; for how many seconds it has waited, or will take to leave
-        cause: why it failed, in one line; why it ended, if that comes from elsewhere; where it
+        rank: the rank
+        host: the name of its host
+        pid: the process that this is about
+        status: its exit status; the number of the signal that ended it, negated, or that stopped
+            it; the seconds that it has waited, or will take to leave
+        cause: why it failed, in one line; why it ended, if the reason lies elsewhere; where it
             waits, or is
-        launcher: the identity of the launcher's process that has started it
-        stream: where it has printed something: 1 or 2
+        launcher: the identity of the launcher's process that started it
+        stream: where it printed something: 1 or 2
         text: what it has printed, in base64
     """
 
@@ -78,7 +80,7 @@ class Announcement:
 
 
 def say(text: str, descriptor: int) -> None:
-    """Shows a line to the user, on a stream that the script can neither close nor redirect."""
+    """Show a line to the user, on a stream that the script can neither close nor redirect."""
     with suppress(OSError):  # nobody listens any more
         os.write(descriptor, f"{text}\n".encode(errors="replace"))
 
@@ -96,12 +98,12 @@ def prints(kind: str, rank: int, host: str, stream: int, printed: bytes) -> Iter
 
 
 def is_run_by_command() -> bool:
-    """Whether the command has started this process, and listens."""
+    """Whether the command started this process, and listens to it."""
     return bool(os.environ.get(RUN_ID))
 
 
 def announce(announcement: Announcement, descriptor: int = 2) -> None:
-    """Tell the command; does nothing in a run that was not started by it."""
+    """Tell the command; does nothing in a run that it did not start."""
     run_id = os.environ.get(RUN_ID)
     if not run_id:
         return
@@ -111,10 +113,10 @@ def announce(announcement: Announcement, descriptor: int = 2) -> None:
 
 
 def send(line: bytes, descriptor: int = 2) -> None:
-    """Write a marked line so that it arrives in one piece.
+    """Write an announcement so that it arrives in one piece.
 
-    Some launchers carry home what they find in the pipe in pieces of a few kilobytes, and a piece
-    of another rank's may come in between. A line that is alone in the pipe is one piece.
+    Some launchers forward what they find in the pipe in pieces of a few kilobytes, and a piece
+    from another rank may come in between. A line that is alone in the pipe is one piece.
     """
     with suppress(OSError):  # nobody listens any more
         deadline = time.monotonic() + (
@@ -126,12 +128,12 @@ def send(line: bytes, descriptor: int = 2) -> None:
 
 
 def parse(line: bytes, run_id: str) -> Announcement:
-    """The announcement in a marked line."""
+    """The announcement in a line."""
     return Announcement(**json.loads(line[len(line_start(run_id)) :]))
 
 
 def _unread(descriptor: int) -> int:
-    """How much is in a pipe; 0 if it is none."""
+    """How many bytes are in a pipe; 0 for what is not a pipe."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return 0
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -72,8 +72,6 @@ _FOLDER = Kind(
 )
 _CORE_LISTS = Kind("lists of cores, as in 0-3:4-7", _read_cores, empty_is_unset=True)
 _NAMES = Kind("names, separated by commas", _read_names, empty_is_unset=True)
-_KILOBYTES = whole_number("a whole number of kilobytes, 0 or more")
-_SECONDS = whole_number("a whole number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Configuration:
     tensorboard_on_all_devices: bool = setting(False, SWITCH, "TNT_TENSORBOARD_ON_ALL_DEVICES")
     fusion_threshold_kb: int = setting(
         256,
-        _KILOBYTES,
+        whole_number("a whole number of kilobytes, 0 or more"),
         "TNT_FUSION_THRESHOLD",
         Option(
             ("--fusion-threshold",),
@@ -157,7 +155,7 @@ class Configuration:
     # How long a rank waits for others before there is a warning; 0: forever.
     stall_seconds: int = setting(
         60,
-        _SECONDS,
+        whole_number("a whole number of seconds, or 0 to wait forever"),
         "TNT_STALL_TIMEOUT",
         Option(
             ("--stall-timeout",),
@@ -170,7 +168,7 @@ class Configuration:
     # How long a rank may take to end after SIGTERM, if it handles the signal.
     grace_seconds: int = setting(
         30,
-        _SECONDS,
+        whole_number("a whole number of seconds, 0 or more"),
         "TNT_GRACE_PERIOD",
         Option(
             ("--grace-period",),

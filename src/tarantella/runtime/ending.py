@@ -1,8 +1,9 @@
-"""The hooks that end a rank properly when it is started as `mpiexec -n 2 python script.py`.
+"""How a rank ends: with all others, or, after a failure, at once and for all of them.
 
-Under the command, `script` sees how the user's script ends and none of this is needed but the
-last function. Here Python itself runs the script, and lets us in at three places: before it
-prints an uncaught exception, in `sys.exit`, and when it shuts down.
+Under the command, `launch.script` runs the user's script and sees how it ends; here only MPI is
+finalized. With `mpiexec -n 2 python script.py` Python itself runs the script, and there are three
+places where we learn of its end: before Python prints an uncaught exception, in `sys.exit`, and
+when it shuts down.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 from tarantella.runtime import failure
 
-# The name under which the module is known that runs the script for the command.
+# `launch.script` is in `sys.modules` under this name while it runs a script for the command.
 RUN_BY_COMMAND = "_tarantella_script"
 
 _pid = 0
@@ -26,12 +27,13 @@ _last_things: list[tuple[Callable[[], None], bool]] = []
 
 
 class Exit(SystemExit):
-    """A SystemExit that notices when nobody catches it. A bare `raise SystemExit(3)` does not.
+    """A SystemExit that notices when nobody catches it.
 
-    Python ends quietly on it and gives no hook that would know the status. But it drops the
-    exception only after the last frame of the program is gone, and before it runs the functions
-    of `atexit`: dropped with no frame below, it went through to the top. One that was caught, as
-    many programs do with the exit of a command-line parser, is dropped inside some function.
+    Python ends on it without calling any hook that knows the status, and the other ranks would
+    wait forever. But it deletes the exception after the last frame of the program and before the
+    functions of `atexit`: deleted without a frame below, it was not caught. One that was caught,
+    as many programs do with the exit of a command-line parser, is deleted inside some function. A
+    bare `raise SystemExit(3)` goes unnoticed.
     """
 
     def __del__(self) -> None:
@@ -41,7 +43,7 @@ class Exit(SystemExit):
 
 
 def install() -> None:
-    """Make sure that this process takes the run down with it, or ends it properly."""
+    """From now on, this process ends with all other ranks, or takes them down with it."""
     global _pid
     if _pid:
         return
@@ -54,11 +56,11 @@ def install() -> None:
 
 
 def before_end(function: Callable[[], None], by_mpi: bool = True) -> None:
-    """Has a function called on every rank when all end normally, before MPI does.
+    """Have a function called on every rank when all end normally, before MPI ends.
 
     Args:
         function: The function.
-        by_mpi: Whether it communicates: not if the script has ended MPI itself.
+        by_mpi: Whether it communicates; it is not called if the script has finalized MPI itself.
     """
     _last_things.append((function, by_mpi))
 
@@ -69,11 +71,11 @@ def _install_exception_hook() -> None:
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        # With a frame below, somebody prints an error and goes on, as h5py when it cannot close.
+        # With a frame below, a library only prints an error, as h5py when it cannot close a file.
         uncaught = sys._getframe().f_back is None
         ours = failure.running_mpi() or failure.is_ours(error)
         if uncaught and ours and os.getpid() == _pid:
-            sys.excepthook = shown_before  # what `fail` shows other errors with
+            sys.excepthook = shown_before  # which `fail` calls
             sys.exit(failure.fail(error))
         shown_before(kind, error, trace)  # a serial run, or a forked process
 
@@ -93,7 +95,7 @@ def _install_exit_hook() -> None:
 
 
 def _finalize() -> None:
-    """Leave MPI: with the others after a normal end, at once and for all after `sys.exit(3)`."""
+    """Finalize MPI together with the others; after `sys.exit(3)`, abort at once."""
     if os.getpid() != _pid:
         return  # a forked process must not touch MPI
     if _uncaught_exit:

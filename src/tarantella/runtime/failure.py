@@ -1,9 +1,9 @@
 """How a run ends when one of its ranks fails.
 
-A rank that just stopped would leave the others waiting in their next collective for ever. So it
-shows its traceback, says what happened, and ends the run with MPI_Abort. When all ranks fail in
-the same way, which is the usual case, only the first one gets to speak: each waits a moment longer
-than the rank before it, and is gone by then. Standard library only.
+A rank that just ended would leave the others waiting in their next collective forever. So it
+shows its traceback, announces the cause, and ends the run with MPI_Abort. When all ranks fail in
+the same way, which is the usual case, only the first one is heard: each waits a moment longer than
+the rank before it, and is ended by then. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tarantella.runtime.announce import FAILED, Announcement, announce
 INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
 BAD_INPUT = 2
 
-# What TensorFlow puts in front of a page of text with the cause somewhere in it.
+# TensorFlow starts a page of text with this, and has the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
 _ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
-_OPERATION = "[[{{node "  # comes right behind the cause
-# What Keras puts in front of the cause, which it prints in bold letters.
+_OPERATION = "[[{{node "  # follows right after the cause
+# Keras puts this in front of the cause, which it prints in bold.
 _KERAS_SAYS = "Exception encountered when calling "
 _LETTERS = re.compile(r"\x1b\[\d*m")
 
@@ -38,10 +38,10 @@ _PACKAGE = Path(__file__).absolute().parent.parent
 
 
 class Terminated(SystemExit):
-    """This rank leaves because SIGTERM has asked it to.
+    """This rank ends because SIGTERM asked it to.
 
     Args:
-        cause: how it came to that, in one line
+        cause: what happened, in one line
     """
 
     def __init__(self, cause: str) -> None:
@@ -90,7 +90,7 @@ def describe(error: BaseException) -> str:
 
 
 def show(error: BaseException) -> None:
-    """Print what Python would print for an uncaught exception, to the point."""
+    """Print what Python would print for an uncaught exception, without our own frames."""
     if isinstance(error, KeyboardInterrupt):
         return
     if isinstance(error, SystemExit):
@@ -117,7 +117,7 @@ def fail(error: BaseException, descriptor: int = 2) -> int:
     """Report an uncaught exception, and end all ranks with it.
 
     Args:
-        error: what nobody caught
+        error: the exception
         descriptor: where the command listens, if it started this rank
 
     Returns:
@@ -158,7 +158,7 @@ def running_mpi() -> ModuleType | None:
 
 def _wait_for_turn(rank: int, error: BaseException) -> None:
     if getattr(error, "_tnt_is_echo", False):
-        # It is another rank's, who is to speak first.
+        # It is the error of another rank, which should be heard first.
         time.sleep(times.TURN_OF_AN_ECHO)
     if rank > 0:
         turn = times.SHORTEST_TURN + times.TURN_OF_EACH_RANK * rank
@@ -166,7 +166,7 @@ def _wait_for_turn(rank: int, error: BaseException) -> None:
 
 
 def _is_inside(filename: str) -> bool:
-    """Whether a frame belongs to Tarantella, Keras or the import system, not to the user."""
+    """Whether a frame belongs to Tarantella, Keras or the import system, and not to the user."""
     # Tarantella and Keras have context managers around much of what a user calls.
     if filename.startswith("<frozen ") or filename == contextlib.__file__:
         return True

@@ -1,8 +1,8 @@
 """What the environment says about how this process was started.
 
-Every MPI launcher leaves its mark in the environment of the processes it starts. Reading it tells
-a rank of a parallel run from a plain `python script.py` without initialising MPI. Standard library
-only, because it is used before the package is imported.
+Every MPI launcher sets variables for the processes that it starts. They tell a rank of a parallel
+run from a plain `python script.py` without initializing MPI. Ranks, supervisors and the command
+read them. Standard library only, because supervisors never import the package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_open_mpi() -> bool:
 
 
 def rank_by_launcher() -> int:
-    """The number that the launcher has given to this process; 0 in a serial run."""
+    """The rank that the launcher gave to this process; 0 in a serial run."""
     launch = find_launch()
     return 0 if launch is None or launch.rank is None else launch.rank
 
@@ -71,7 +71,7 @@ def rank_of_parent(environ: Mapping[str, str] = os.environ) -> tuple[int, int] |
 
 
 def declare_rank(rank: int, size: int) -> None:
-    """Let the processes that this rank will start know that they are not ranks."""
+    """Tell the processes that this rank will start that they are not ranks."""
     os.environ[RANK_PROCESS] = f"{os.getpid()}:{rank}/{size}"
 
 
@@ -81,5 +81,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def is_command() -> bool:
-    """Whether this process is the `tarantella` command, and no rank."""
+    """Whether this process is the `tarantella` command, and not a rank."""
     return Path(sys.argv[0]).name == "tarantella" or "tarantella.cli" in sys.orig_argv[1:3]

@@ -70,13 +70,13 @@ TIME_FOR_EMPTY_PIPE = 1.0
 # Open MPI drops what is still on its way when a rank has ended.
 TIME_TO_READ_BEFORE_END = 0.3
 # On other hosts, supervisors show that they are alive ...
-HEARTBEAT = 5.0
+TIME_BETWEEN_HEARTBEATS = 5.0
 # ... and after so long without a sign, with several of them lost, the host is taken for dead.
 HOST_IS_DEAD = 30.0
-assert HOST_IS_DEAD > 3 * HEARTBEAT
+assert HOST_IS_DEAD > 3 * TIME_BETWEEN_HEARTBEATS
 # Supervisors on a host that has lost the others notice it, too: the kernel repeats what nobody
-# confirms, and waits twice as long each time. So many repeats take about 25 seconds, fewer than
-# the command waits, so both sides end at about the same time.
+# confirms, and waits twice as long each time. So many repeats take about 25 seconds, a little
+# less than the command waits: both sides end at about the same time.
 REPEATS_UNTIL_CUT_OFF = 7
 # A rank on another host that has not started after so long is behind a firewall, or worse.
 TIME_TO_START = 60.0

@@ -1,4 +1,4 @@
-"""Hosts to run on, and how to run something there: what all schedulers have in common."""
+"""Hosts to run on, and how to start a command there: what all schedulers have in common."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _EXTRA_OPTIONS = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
 @dataclass(frozen=True)
 class Allocation(ABC):
-    """The hosts of a run, and the way to them.
+    """The hosts of a run, and how to reach them.
 
     Attributes:
         hosts: their names, each once, in the order of the scheduler or the hostfile
         name: what the scheduler is called, in messages
-        launcher: what hydra, the mpiexec of MPICH, calls the way to the hosts
-        launcher_ignores: variables that would spoil that way
+        launcher: the value of the option `-launcher` of hydra, the mpiexec of MPICH
+        launcher_ignores: variables that would mislead it
+        address_variable: the variable that tells a program on a host from which address it was
+            started there, if there is one
     """
 
     hosts: tuple[str, ...]
@@ -29,36 +31,42 @@ class Allocation(ABC):
     name: ClassVar[str]
     launcher: ClassVar[str]
     launcher_ignores: ClassVar[tuple[str, ...]] = ()
+    address_variable: ClassVar[str] = ""
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str]) -> Allocation | None:
+        """The hosts that a scheduler has given to a process with this environment, if it has."""
+        return None
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
-        """What hydra's command line for the way to the hosts needs in addition."""
+        """Additional options for the command by which hydra reaches the hosts."""
         return ()
 
     @abstractmethod
     def on_host(self, host: str, command: Sequence[str], seconds: int) -> list[str]:
         """The command line that runs a command on one of the hosts.
 
-        The command gets its words as they are, and has our standard streams. Nobody is ever asked
-        for a password.
+        The command gets its arguments unchanged, and has our standard streams. It never asks for
+        a password.
 
         Args:
             host: One of the hosts.
             command: What to run there.
-            seconds: For how long to try to reach the host, as far as the scheduler lets us say so.
+            seconds: For how long to try to reach the host, if the scheduler lets us choose.
         """
 
     def is_over(self, said: str) -> bool:
-        """Whether the hosts are not ours any more, by what a command line of `on_host` has said.
+        """Whether the job is over, by what a command line of `on_host` has printed.
 
-        The scheduler then ends by itself what still runs there.
+        Then the scheduler itself ends what still runs on the hosts.
         """
         return False
 
     def launcher_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """This environment, changed so that hydra's mpiexec reaches all that is ours on the hosts.
+        """This environment, changed so that hydra's mpiexec can use all that is ours on the hosts.
 
-        The ranks get it as well, and so do without what is ignored.
+        The ranks get it as well, so without what is ignored.
         """
         options = " ".join(filter(None, [environ.get(_EXTRA_OPTIONS), *self.launcher_options]))
         kept = {name: value for name, value in environ.items() if name not in self.launcher_ignores}
@@ -71,11 +79,11 @@ def each_once(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_hosts(variable: str, file: str) -> tuple[str, ...]:
-    """The hosts in a file that a scheduler has written, with a line for every core or rank."""
+    """The hosts in a file of a scheduler, which has a line for every core or rank."""
     try:
         hosts = each_once(Path(file).read_text().split())
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise InputError(
             f"The hosts of this job should be in the file {file} that {variable} names, but it "
             f"cannot be read ({reason}): name them with --hostfile."

@@ -15,7 +15,7 @@ _NAMES = "LSB_HOSTS"
 
 @dataclass(frozen=True)
 class Lsf(Allocation):
-    """The hosts of a job of LSF's."""
+    """The hosts of an LSF job."""
 
     name = "LSF"
     launcher = "lsf"
@@ -27,12 +27,12 @@ class Lsf(Allocation):
             return cls(read_hosts(_FILE, environ[_FILE]))
         if environ.get(_COUNTS):
             return cls(_names_before_counts(environ[_COUNTS]))
-        if environ.get(_NAMES):  # missing in large jobs, as it has a word for every core
+        if environ.get(_NAMES):  # missing in large jobs, because it has a word for every core
             return cls(each_once(environ[_NAMES].split()))
         return None
 
     def on_host(self, host: str, command: Sequence[str], seconds: int) -> list[str]:
-        # How long it tries is for the administrator to say.
+        # The administrator sets how long it tries.
         return ["blaunch", "-z", host, "-no-shell", *command]
 
 

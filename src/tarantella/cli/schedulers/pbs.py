@@ -13,7 +13,7 @@ _VARIABLE = "PBS_NODEFILE"
 
 @dataclass(frozen=True)
 class Pbs(Ssh):
-    """The hosts of a job of PBS's."""
+    """The hosts of a PBS job."""
 
     name = "PBS"
 

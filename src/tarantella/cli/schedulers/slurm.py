@@ -1,4 +1,4 @@
-"""Slurm: hosts that are named by patterns, and reached by srun."""
+"""Slurm: hosts in lists with brackets, reached by srun."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from tarantella.cli.schedulers.allocation import Allocation, each_once
 from tarantella.errors import InputError
 
-# In a step that was started from outside of the job, the first one has the hosts of the step only.
+# In a step started from outside of the job, the first one has only the hosts of the step.
 _HOSTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
-# What a job has for each of its tasks. We start one for all ranks of a host, which gets it all.
+# What each task of a job gets. We start one task for all ranks of a host, and it gets it all.
 _FOR_ONE_OF_MANY_TASKS = ("SLURM_EXACT", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 _GPUS_BY_TASK = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 _GPUS_OF_TASK = ("SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_NTASKS_PER_GPU")
 
-# Where Slurm gives GPUs, it says on each host which. Hydra would say those of the first one.
+# Where Slurm assigns GPUs, each host has its own list. Hydra would pass on that of the first.
 _GIVES_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 _GPUS_OF_HOST = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-# Another program than srun; numbers of tasks in front of what they print.
+# Another program than srun; the number of the task in front of each line of output.
 _OTHER_WAYS = ("HYDRA_LAUNCHER_EXEC", "SLURM_LABELIO")
 
-# From 23.11 on, srun then starts something that takes nothing away from other tasks; hydra says so.
+# Since 23.11, srun then takes nothing away from other tasks; hydra does the same.
 _AS_HYDRA = "SLURM_EXTERNAL_LAUNCHER=1"
 
-# What srun says in a job that has ended, or is being cancelled.
+# What srun prints in a job that has ended, or is being cancelled.
 _OVER = ("has expired", "already completing or completed", "Invalid job id")
 
 _PART = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])"
@@ -39,16 +39,17 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 @dataclass(frozen=True)
 class Slurm(Allocation):
-    """The hosts of a job of Slurm's.
+    """The hosts of a Slurm job.
 
     Attributes:
-        gpus: how many GPUs to ask for on each host; 0: srun gives us all that are ours anyway
+        gpus: how many GPUs to ask for on each host; 0: srun gives us all of the job anyway
     """
 
     gpus: int = 0
 
     name = "Slurm"
     launcher = "slurm"
+    address_variable = "SLURM_LAUNCH_NODE_IPADDR"
     launcher_ignores = (*_FOR_ONE_OF_MANY_TASKS, *_GPUS_BY_TASK, *_GPUS_OF_TASK, *_OTHER_WAYS)
 
     @classmethod
@@ -59,7 +60,7 @@ class Slurm(Allocation):
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
-        # Beside whatever else runs in the job, with all of its cores and memory, and not as a rank.
+        # Beside whatever else runs in the job, with all its cores and memory, and not as a rank.
         gpus = [f"--gpus-per-node={self.gpus}"] if self.gpus else []
         return ("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", *gpus)
 
@@ -80,7 +81,7 @@ class Slurm(Allocation):
 
 
 def expand(text: str, variable: str = _HOSTS[0]) -> tuple[str, ...]:
-    """The names in a list of Slurm's, like `login,node[1-3,07-10],rack[1-2]gpu[01-16]-ib`."""
+    """The names in a list like `login,node[1-3,07-10],rack[1-2]gpu[01-16]-ib`."""
     names = _NAME.findall(text)
     if ",".join(names) != text:
         raise _malformed(text, variable)
@@ -114,8 +115,8 @@ def _numbers(text: str) -> list[str]:
 def _gpus(environ: Mapping[str, str]) -> int:
     """The GPUs on each host, if the job has them by task or for all hosts together.
 
-    A single task would get those of one task, or an error. The hosts after the first have as many
-    as the first has, if the job is not a strange one.
+    A single task would get those of one task, or an error. The other hosts are expected to have as
+    many as the first.
     """
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     by_task = any(environ.get(name) for name in _GPUS_BY_TASK)
@@ -130,7 +131,7 @@ def _malformed(text: str, variable: str) -> InputError:
 
 
 def _without_colons(command: Sequence[str]) -> list[str]:
-    """A command without the word that separates commands for srun."""
+    """A command without a single colon, which separates commands for srun."""
     if ":" not in command:
         return list(command)
     return ["/bin/sh", "-c", shlex.join(["exec", *command])]

@@ -1,4 +1,4 @@
-"""No scheduler: hosts that the user has named, reached by ssh."""
+"""No scheduler: hosts that the user names, reached by ssh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tarantella.cli.schedulers.allocation import Allocation, each_once
 
-# Whoever would have to be asked for a password or about an unknown host is told so instead.
+# ssh fails instead of asking for a password, or about an unknown host.
 _NO_QUESTIONS = ("-o", "BatchMode=yes")
 
 
@@ -17,13 +17,14 @@ class Ssh(Allocation):
     """Hosts that are reached by ssh.
 
     Attributes:
-        program: ssh, or what the user has instead
+        program: ssh, or what the user has set instead
     """
 
     program: str = "ssh"
 
     name = "ssh"
     launcher = "ssh"
+    address_variable = "SSH_CONNECTION"
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
@@ -31,12 +32,12 @@ class Ssh(Allocation):
 
     @classmethod
     def to(cls, hosts: Sequence[str], environ: Mapping[str, str]) -> Ssh:
-        """The way to these hosts for a process with this environment."""
+        """These hosts, for a process with this environment."""
         return cls(each_once(hosts), ssh_program(environ))
 
     def on_host(self, host: str, command: Sequence[str], seconds: int) -> list[str]:
         limit = ("-o", f"ConnectTimeout={seconds}")
-        quoted = shlex.join(command)  # for the shell over there
+        quoted = shlex.join(command)  # for the shell on that host
         return [self.program, "-x", *_NO_QUESTIONS, *limit, "--", host, quoted]
 
 
