@@ -324,7 +324,7 @@ def test_class_that_cannot_be_learned_is_named(
 ) -> None:
     shutil.copytree(folder / "small" / "folders", tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "train" / "n00000003")
-    with pytest.raises(SystemExit, match="no image of class n00000003 to train with"):
+    with pytest.raises(SystemExit, match="class n00000003 has images to validate with, but none"):
         module("imagenet").find_images(tmp_path)
 
 
