@@ -28,7 +28,7 @@ PACKAGES = ("mpi4py", "mpich", "pytest", "pyyaml", "scikit-learn", "setuptools")
 PACKAGES_OF_ALL = (*PACKAGES, "hypothesis", "pandas", "requests")
 
 QUICK_START = ("-n", "2", "--no-gpu", "--", "examples/lenet5.py")
-INSIDE = ("tests/unit/test_data_pipeline.py", "tests/unit/test_keras_internals.py")
+INSIDE = ("tests/unit/test_data_pipeline.py", "tests/unit/test_internals_keras.py")
 AREAS = ("losses", "metrics", "optimizers", "models", "kinds_of_data", "callbacks", "saving")
 ALL = (*INSIDE, *(f"tests/ranks/test_{area}.py" for area in (*AREAS, "batch_normalization")))
 # A few of each area, with what reaches deepest into Keras.
