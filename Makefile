@@ -11,6 +11,8 @@ NEEDS := $(VENV)/.made pyproject.toml constraints.txt
 # pip asks nothing, and installs into the virtual environment whatever the user's settings are.
 export PIP_NO_INPUT := 1
 export PIP_USER := 0
+# Many processes import the same modules: each is compiled once, also where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test test-versions cluster chaos endurance bench docs lint clean

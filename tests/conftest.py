@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "plugin"))
+LEAN = str(Path(__file__).parent / "lean")
 
 pytest_plugins = ["rank_plugin"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Processes that tests start import Keras without what it takes but does not need."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if LEAN not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *inherited]))
     config.addinivalue_line("rank_preload", "tarantella")

@@ -6,13 +6,13 @@ A failure here after an update of Keras says what to look at in `tarantella.inte
 from __future__ import annotations
 
 import inspect
-import threading
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tarantella.internals import keras as internals
@@ -154,38 +154,6 @@ def test_keras_saves_to_another_class_of_hdf5_files_only_where_it_is_chosen(
     model.save_weights(tmp_path / "model.weights.h5")
     model.save(tmp_path / "model.h5")
     assert opened == ["model.weights.h5", "model.h5"], VERSION
-
-
-def test_messages_of_keras_name_another_path(capfd: pytest.CaptureFixture[str]) -> None:
-    def say() -> None:
-        internals.io_utils.print_msg("Saved artifact at '/a/.b'.")
-
-    with internals.messages_about("/a/.b", "model"):
-        say()
-        thread = threading.Thread(target=say)
-        thread.start()
-        thread.join()
-    say()
-    lines = [line for line in capfd.readouterr().out.splitlines() if line]
-    assert lines == ["Saved artifact at 'model'.", *["Saved artifact at '/a/.b'."] * 2], VERSION
-
-
-def test_the_functions_that_datasets_read_from_can_be_wrapped() -> None:
-    def batches() -> Any:
-        yield (np.ones((2, 1)),)
-
-    def doubled(begin: Any) -> Any:
-        return lambda: (tree_map(batch) for batch in begin())
-
-    def tree_map(batch: Any) -> Any:
-        return keras.tree.map_structure(lambda leaf: 2 * leaf, batch)
-
-    with internals.read_with(doubled):
-        adapter = internals.data_adapters.get_data_adapter(batches())
-        wrapped = adapter.get_tf_dataset()
-    plain = internals.data_adapters.get_data_adapter(batches()).get_tf_dataset()
-    values = [float(next(iter(dataset))[0][0, 0]) for dataset in (wrapped, plain)]
-    assert values == [2.0, 1.0], VERSION
 
 
 def test_the_seed_of_random_numbers_that_were_given_none() -> None:

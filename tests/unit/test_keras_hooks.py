@@ -259,3 +259,35 @@ def test_plain_keras_trains_as_without_hooks() -> None:
     assert history == expected_history
     for one, other in zip(variables, expected_variables, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_messages_of_keras_name_another_path(capfd: pytest.CaptureFixture[str]) -> None:
+    def say() -> None:
+        internals.io_utils.print_msg("Saved artifact at '/a/.b'.")
+
+    with hooks.messages_about("/a/.b", "model"):
+        say()
+        thread = threading.Thread(target=say)
+        thread.start()
+        thread.join()
+    say()
+    lines = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert lines == ["Saved artifact at 'model'.", *["Saved artifact at '/a/.b'."] * 2]
+
+
+def test_the_functions_that_datasets_read_from_can_be_wrapped() -> None:
+    def batches() -> Any:
+        yield (np.ones((2, 1)),)
+
+    def doubled(begin: Any) -> Any:
+        return lambda: (tree_map(batch) for batch in begin())
+
+    def tree_map(batch: Any) -> Any:
+        return keras.tree.map_structure(lambda leaf: 2 * leaf, batch)
+
+    with hooks.generators_read_with(doubled):
+        adapter = internals.data_adapters.get_data_adapter(batches())
+        wrapped = adapter.get_tf_dataset()
+    plain = internals.data_adapters.get_data_adapter(batches()).get_tf_dataset()
+    values = [float(next(iter(dataset))[0][0, 0]) for dataset in (wrapped, plain)]
+    assert values == [2.0, 1.0]
