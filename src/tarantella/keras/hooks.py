@@ -135,8 +135,8 @@ GET_FILE = Hook(
     "get_file",
     "One rank downloads a file; the others find it in the cache.",
 )
-# Keras's modules for saving also get an `h5py` of ours in place of the real one, which is no function
-# that could be hooked: see `hdf5`.
+# Keras's modules for saving also get an `h5py` of ours in place of the real one. A module cannot be
+# hooked like a function: `hdf5` does it.
 MAKE_FOLDERS = Hook(
     internals.file_utils,
     "makedirs",
