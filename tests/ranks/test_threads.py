@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from oracle import Decay, assert_close, batches, classification_data
+from oracle import Decay, assert_close, batches, classification_data, computed_by_master
 
 import tarantella as tnt
 
@@ -41,13 +40,36 @@ def train(wrap: Wrap, seed: int, **options: Any) -> Any:
         **options,
     )
     x, y = classification_data()
-    history = model.fit(batches(x, y), epochs=3, shuffle=False, verbose=0).history
+    history = model.fit(batches(x, y), epochs=2, shuffle=False, verbose=0).history
     return history, [np.array(weight) for weight in model.weights]
+
+
+class NamedThread(threading.Thread):
+    """A thread that returns something. Threads that train together have one name on all ranks."""
+
+    def __init__(self, name: str, function: Callable[[], Any]) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 @pytest.mark.ranks(1, 2)
 def test_plain_models_in_other_threads() -> None:
-    expected = [train(plain, seed) for seed in (10, 20, 30)]
+    expected = computed_by_master(lambda: {seed: train(plain, seed) for seed in (10, 20, 30)})
     ready, is_trained = threading.Barrier(3), threading.Event()
 
     def train_again(seed: int, **options: Any) -> list[Any]:
@@ -57,36 +79,35 @@ def test_plain_models_in_other_threads() -> None:
             results.append(train(plain, seed, **options))
         return results
 
-    with ThreadPoolExecutor(2) as threads:
-        others = [
-            threads.submit(train_again, 20),
-            threads.submit(train_again, 30, run_eagerly=True),
-        ]
-        try:
-            ready.wait(60)
-            actual = train(tnt.Model, 10)
-        finally:
-            is_trained.set()
-    assert_close(actual, expected[0])
-    for other, alone in zip(others, expected[1:], strict=True):
-        for result in other.result():
-            assert_close(result, alone)
+    others = {
+        20: NamedThread("traced", lambda: train_again(20)),
+        30: NamedThread("eager", lambda: train_again(30, run_eagerly=True)),
+    }
+    try:
+        ready.wait(60)
+        actual = train(tnt.Model, 10)
+    finally:
+        is_trained.set()
+    assert_close(actual, expected[10])
+    for seed, thread in others.items():
+        for result in thread.result():
+            assert_close(result, expected[seed])
 
 
 # On several ranks, each thread needs communicators of its own.
 @pytest.mark.ranks(1)
 def test_two_models_in_two_threads() -> None:
-    expected = [train(plain, seed) for seed in (10, 20, 30)]
+    expected = computed_by_master(lambda: {seed: train(plain, seed) for seed in (10, 20, 30)})
     ready = threading.Barrier(3)
 
-    def train_in_thread(wrap: Wrap, seed: int) -> Any:
+    def train_with_others(wrap: Wrap, seed: int) -> Any:
         ready.wait(60)
         return train(wrap, seed)
 
-    with ThreadPoolExecutor(3) as threads:
-        futures = [
-            threads.submit(train_in_thread, wrap, seed)
-            for wrap, seed in ((tnt.Model, 10), (tnt.Model, 20), (plain, 30))
-        ]
-    for future, alone in zip(futures, expected, strict=True):
-        assert_close(future.result(), alone)
+    threads = {
+        10: NamedThread("first", lambda: train_with_others(tnt.Model, 10)),
+        20: NamedThread("second", lambda: train_with_others(tnt.Model, 20)),
+        30: NamedThread("plain", lambda: train_with_others(plain, 30)),
+    }
+    for seed, thread in threads.items():
+        assert_close(thread.result(), expected[seed])

@@ -59,7 +59,7 @@ class Advice:
         self._tell_once(
             "The number '%s', which your loss, `add_loss` or step computes, is taken as a mean "
             "over the samples of a batch: its graph does not show how it is computed from them. "
-            "If it is no mean, results differ from those of one process; return one value for "
+            "If it is not a mean, results differ from those of one process; return one value for "
             "each sample instead.",
             name,
         )
@@ -68,8 +68,8 @@ class Advice:
         """Numbers are taken as means, because without a graph nothing shows more."""
         self._tell_once(
             "With `run_eagerly=True`, a loss of your own that is a single number is taken as a "
-            "mean over the samples of a batch. If it is no mean, results differ from those of one "
-            "process; return one value for each sample instead."
+            "mean over the samples of a batch. If it is not a mean, results differ from those of "
+            "one process; return one value for each sample instead."
         )
 
     def _tell_once(self, message: str, *args: Any) -> None:
