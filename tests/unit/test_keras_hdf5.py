@@ -8,6 +8,7 @@ from pathlib import Path
 
 import h5py
 import keras
+import numpy as np
 import pytest
 
 from tarantella.internals import keras as internals
@@ -31,15 +32,16 @@ def test_only_the_thread_that_saves_gets_checked_files() -> None:
     assert _class_of_files() is plain
 
 
-@pytest.mark.parametrize("name", ["model.h5", "model.weights.h5"])
-def test_checked_files_are_those_of_h5py(name: str, tmp_path: Path) -> None:
+def test_checked_files_hold_what_was_saved(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    save = model.save_weights if "weights" in name else model.save
-    save(tmp_path / f"plain.{name}")
     with checked_writes():
-        save(tmp_path / f"checked.{name}")
-    plain, checked = ((tmp_path / f"{kind}.{name}").read_bytes() for kind in ("plain", "checked"))
-    assert len(plain) == len(checked)
+        model.save_weights(tmp_path / "model.weights.h5")
+        model.save(tmp_path / "model.h5")
+    loaded = keras.models.load_model(tmp_path / "model.h5")
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+    model.set_weights([0 * weight for weight in model.get_weights()])
+    model.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
 
 
 def test_what_could_not_be_written_is_raised_in_the_end(tmp_path: Path) -> None:

@@ -45,8 +45,15 @@ def require_steps(x: Any, **numbers: Any) -> None:
             )
 
 
-def require_validation(split: Any, frequency: Any) -> None:
-    """Raises an InputError for an invalid `validation_split` or `validation_freq`."""
+def require_validation(x: Any, split: Any, frequency: Any, steps: Any) -> None:
+    """Raises an InputError for invalid arguments of `fit` about validation.
+
+    Args:
+        x: The data to validate with, or to take them from.
+        split: `validation_split`.
+        frequency: `validation_freq`.
+        steps: `validation_steps`.
+    """
     if not isinstance(split, (int, float, np.number)) or not 0 <= split < 1:
         raise InputError(
             f"validation_split is {split!r}; it must be the fraction of the samples to validate "
@@ -57,6 +64,7 @@ def require_validation(split: Any, frequency: Any) -> None:
             f"validation_freq is {frequency!r}; it must be the number of epochs from one "
             "validation to the next, 1 or more, or a list of epochs."
         )
+    require_steps(x, validation_steps=steps)
 
 
 def require_numbers(model: keras.Model, spec: Any) -> None:

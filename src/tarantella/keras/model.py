@@ -169,9 +169,10 @@ class Model(keras.Model):
         arguments.require_whole_numbers(epochs=epochs, initial_epoch=initial_epoch)
         arguments.require_steps(x, steps_per_epoch=steps_per_epoch)
         if validation_data is not None or validation_split:
-            arguments.require_validation(validation_split, validation_freq)
             validated = x if validation_data is None else validation_data
-            arguments.require_steps(validated, validation_steps=validation_steps)
+            arguments.require_validation(
+                validated, validation_split, validation_freq, validation_steps
+            )
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         validation_data, tnt_validation_micro_batch_size = undistributed(
             validation_data, tnt_validation_micro_batch_size
@@ -233,13 +234,35 @@ class Model(keras.Model):
                 distribute=tnt_distribute_validation_dataset,
                 purpose="validation_",
             )
+        return self._fit_on_ranks(
+            adapter,
+            validation,
+            callbacks,
+            verbose=shown(verbose),
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            validation_freq=validation_freq,
+        )
+
+    def _fit_on_ranks(
+        self,
+        adapter: RankDataAdapter,
+        validation: RankDataAdapter | None,
+        callbacks: Any,
+        *,
+        verbose: Any,
+        epochs: int,
+        initial_epoch: int,
+        validation_freq: Any,
+    ) -> Any:
+        """Trains on this rank's micro-batches, in step with the other ranks."""
         self._start_from_master(adapter.spec)
         adapter.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),
             validation.explaining() if validation else nullcontext(),
             self._callbacks(
-                callbacks, adapter, shown(verbose), epochs=epochs, add_history=True
+                callbacks, adapter, verbose, epochs=epochs, add_history=True
             ) as container,
             resumption.backed_up(
                 self,
