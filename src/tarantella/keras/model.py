@@ -28,6 +28,7 @@ from tarantella.keras import (
 )
 from tarantella.keras.adapter import RankDataAdapter, begins_anew, in_batches, split_for_validation
 from tarantella.keras.distributed_dataset import undistributed
+from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.output import rank_output, shown
@@ -116,6 +117,7 @@ class Model(keras.Model):
 
     # Whole runs over data
 
+    @with_communicators_of_thread
     @rank_output()
     def fit(
         self,
@@ -258,6 +260,7 @@ class Model(keras.Model):
                 validation_freq=validation_freq,
             )
 
+    @with_communicators_of_thread
     @rank_output()
     def evaluate(
         self,
@@ -319,6 +322,7 @@ class Model(keras.Model):
                 **kwargs,
             )
 
+    @with_communicators_of_thread
     @rank_output()
     def predict(
         self,
