@@ -167,7 +167,7 @@ def test_without_the_command(tmp_path: Path) -> None:
     )
     assert result.returncode != 0
     assert "Rank 0 has been waiting for 1 seconds, in a collective of the script" in result.stderr
-    assert "the run is ended" in result.stderr
+    assert "ending the run" in result.stderr
 
 
 def test_output_of_each_rank_is_kept(tmp_path: Path) -> None:

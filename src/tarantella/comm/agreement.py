@@ -24,7 +24,7 @@ from tarantella.runtime import world
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# A place in a structure, and what is there.
+# A path in a structure, and what is there.
 Line = tuple[str, str]
 _LONGEST_TEXT = 300
 
@@ -92,9 +92,9 @@ def agree(
     Args:
         what: What the ranks are about to do, or talk about.
         lines: The description, from the outside in: up to a first difference, all ranks' lines
-            must be about the same places.
+            must be about the same paths.
         comm: The communicator.
-        problem: What keeps this rank from going on. It is raised here, and reported elsewhere.
+        problem: Why this rank cannot take part. It is raised here, and reported on the others.
 
     Raises:
         MismatchError: If the ranks' lines differ.
@@ -128,12 +128,12 @@ def _difference(descriptions: Sequence[tuple[str, list[Line], str | None]]) -> E
     if any(other != what for other, _, _ in descriptions):
         calls = _by_rank([other for other, _, _ in descriptions], "is at", "are at")
         return MismatchError(f"the ranks are not at the same point: {calls}")
-    # Lines go from the outside in, so the first ones that differ are about the same place.
-    for at_place in zip(*(lines for _, lines, _ in descriptions), strict=False):
-        if any(line != at_place[0] for line in at_place):
-            place = f" for {at_place[0][0]}" if at_place[0][0] else ""
-            found = _by_rank([text for _, text in at_place], "has", "have")
-            return MismatchError(f"{what}: {found}{place}; all ranks must have the same")
+    # Lines go from the outside in, so the first ones that differ are about the same path.
+    for at_path in zip(*(lines for _, lines, _ in descriptions), strict=False):
+        if any(line != at_path[0] for line in at_path):
+            path = f" for {at_path[0][0]}" if at_path[0][0] else ""
+            found = _by_rank([text for _, text in at_path], "has", "have")
+            return MismatchError(f"{what}: {found}{path}; all ranks must have the same")
     counts = _by_rank([f"{len(lines)} entries" for _, lines, _ in descriptions], "has", "have")
     return MismatchError(f"{what}: {counts}; all ranks must have the same")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# TensorFlow takes an array over without a copy only if it is aligned so.
+# TensorFlow takes over an array without a copy only if it is aligned to this many bytes.
 ALIGNMENT = 64
 
 
@@ -53,10 +53,9 @@ class Bucket:
 def fuse(specs: Sequence[TensorSpec], threshold: int) -> list[Bucket]:
     """Groups tensors into messages, in an order that follows that of the tensors.
 
-    A tensor of `threshold` bytes or more goes alone, and so uncopied. Smaller ones of one
-    dtype are collected until together they reach the threshold. A bucket takes the place of
-    its last member, which is when all of it can be ready. With `threshold` 0 every tensor
-    goes alone.
+    A tensor of `threshold` bytes or more goes alone, and so is not copied. Smaller ones of one
+    dtype are collected until together they reach the threshold. A bucket comes where its last
+    member would, which is when all of it is ready. With `threshold` 0 every tensor goes alone.
     """
     buckets: list[Bucket] = []
     open_members: dict[np.dtype, list[int]] = {}

@@ -204,8 +204,8 @@ def _leaf(item: Any, path: str, call: str, describe: Callable[[Leaf], str]) -> t
         leaf = classify(item)
         return leaf, describe(leaf)
     except InputError as error:
-        place = f", for {path}" if path else ""
-        raise InputError(f"{call}: {error}{place}") from None
+        where = f", for {path}" if path else ""
+        raise InputError(f"{call}: {error}{where}") from None
 
 
 def _refuse_tracing(call: str) -> None:

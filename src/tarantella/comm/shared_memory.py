@@ -2,8 +2,8 @@
 
 Such a sum is limited by the host's memory alone. MPI's own allreduce moves an array through it five
 times or more. Here each rank adds up one segment of it, in pieces that stay in the caches, and it
-is four times. On two cores that is 2.4 times as fast from 256 kB to 4 MB, and 1.6 times
-for arrays of 90 MB in all, one after the other, that were written just before.
+is four times. On two cores that is 2.4 times as fast from 256 kB to 4 MB, and 1.6 times for arrays
+of 90 MB in all, one after the other, that were written just before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
 
-# What the other ranks hand to one for its segment at a time: half of what its cache holds.
+# What the other ranks give one for its segment at a time: half of what its cache holds.
 _INBOX_BYTES = 1 << 20
 # Two barriers cost more than a message of so few bytes.
 _LEAST_BYTES = 16 << 10
@@ -45,7 +45,7 @@ def allreduce(source: Array, target: Array, communicator: Any) -> None:
 
 
 class SharedMemory:
-    """Where ranks of one host hand each other their numbers.
+    """Where ranks of one host exchange their numbers.
 
     Every rank has an inbox, with a slot for each of the others, and an outbox.
 
@@ -102,7 +102,7 @@ class SharedMemory:
             np.copyto(target[segments[other]], slots[other][0][: lengths[other]])
 
     def _synchronize(self) -> None:
-        """Has every rank see what the others have written."""
+        """Lets every rank see what the others have written."""
         self._window.Sync()
         if ranks_share_cores():
             wait_aside(self._communicator.Ibarrier(), self._communicator.purpose)

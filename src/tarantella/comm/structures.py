@@ -1,4 +1,4 @@
-"""Nested structures: visiting every place in one, naming it, and building a like one again.
+"""Nested structures: visiting all of one, naming what is where, and building one like it.
 
 Dictionaries, lists, tuples, named tuples and None make up a structure, everything else in it is a
 leaf. Dictionary entries are visited in the order of their keys' names, so that ranks which filled

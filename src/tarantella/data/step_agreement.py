@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever comes to
 
-_feeds = itertools.count()
+# Threads that train at the same time have communicators, and so numbers, of their own.
+_numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Steps:
@@ -198,7 +199,7 @@ class _Exchange:
         self.on_next_step: Callable[[int], None] | None = None
         self._own_data = own_data
         self._communicator = world.communicator("data")
-        self._number = next(_feeds)
+        self._number = next(_numbers[self._communicator])
         rank, size = world.get_rank(), world.get_size()
         others = [other % size for other in range(rank + 1, rank + size)]
         # A difference shows between neighbours, too, if all that is asked for is to be alike.

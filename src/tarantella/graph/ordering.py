@@ -2,8 +2,8 @@
 
 A channel keeps the order within one graph. A step may also communicate in functions that call
 each other, in branches of a condition, or in gradients that TensorFlow computes later. There
-TensorFlow keeps the order of whatever writes to one variable, which is the order in which the
-program was traced and the same on all ranks: so each collective writes, before and after.
+TensorFlow keeps the order of all that writes to one variable: the order in which the program was
+traced, the same on all ranks. So each collective writes to one, before and after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def in_program_order(purpose: str, communicate: Callable[[], Result]) -> Result:
-    """What `communicate` returns, after all that was asked for before.
+    """Returns what `communicate` returns, after all collectives that were traced before.
 
     Args:
         purpose: One of `world.PURPOSES`; the order is kept for each on its own.
@@ -26,19 +26,19 @@ def in_program_order(purpose: str, communicate: Callable[[], Result]) -> Result:
     """
     if tf.executing_eagerly():
         return communicate()
-    turn = _turn(purpose)
-    with tf.control_dependencies([turn.assign_add(1)]):
+    written = _variable(purpose)
+    with tf.control_dependencies([written.assign_add(1)]):
         results = communicate()
     received = [
         leaf for leaf in tf.nest.flatten(results, expand_composites=True) if leaf is not None
     ]
     with tf.control_dependencies(received):
-        turn.assign_add(1)
+        written.assign_add(1)
     return results
 
 
 @cache
-def _turn(purpose: str) -> tf.Variable:
+def _variable(purpose: str) -> tf.Variable:
     del purpose  # each has its own
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(0, trainable=False, dtype=tf.int64)

@@ -1,4 +1,4 @@
-"""The phases of a step, as far as a timeline is wanted."""
+"""The phases of a step in a timeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarantella.runtime.timeline import timeline
 
 
 def end_phase(name: str, results: Any) -> None:
-    """Notes when the results of a phase are there. Without a timeline, nothing is added to a graph.
+    """Records when the results of a phase are ready. Without a timeline, the graph stays as it is.
 
     Args:
         name: What the phase is called.

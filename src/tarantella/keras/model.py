@@ -33,6 +33,7 @@ from tarantella.keras.callback_agreement import listed
 from tarantella.keras.callback_list import RankCallbacks
 from tarantella.keras.callback_rules import stand_in_for
 from tarantella.keras.distributed_dataset import undistributed
+from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.output import rank_output, shown
@@ -121,6 +122,7 @@ class Model(keras.Model):
 
     # Passes over data
 
+    @with_communicators_of_thread
     @rank_output()
     def fit(
         self,
@@ -285,6 +287,7 @@ class Model(keras.Model):
                 validation_freq=validation_freq,
             )
 
+    @with_communicators_of_thread
     @rank_output()
     def evaluate(
         self,
@@ -344,6 +347,7 @@ class Model(keras.Model):
                 **kwargs,
             )
 
+    @with_communicators_of_thread
     @rank_output()
     def predict(
         self,

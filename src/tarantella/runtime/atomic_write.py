@@ -1,7 +1,7 @@
-"""Files and folders that stand under their name whole, or not at all.
+"""Files and folders that appear under their name whole, or not at all.
 
-They are written in a folder beside, under their own name, and then renamed. Who reads, or is left
-with what a killed process has written, finds the old or the new. Standard library only.
+They are written in a folder next to it, and then renamed. A reader, even after a killed process,
+finds the old version or the new one. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def atomic_write(path: str | Path, writer: int = 0, alone: bool = True) -> Iterator[Path]:
-    """Gives a place to write to; what is there in the end takes the place of `path`.
+    """Gives a path to write to; what is there in the end replaces `path`.
 
-    Files that were written next to it, as the parts of a large one, are put next to `path`, and
-    before it. A folder takes the place of another one; if that holds files of other names, it
-    keeps them, and the new ones are put there one by one.
+    Files that were written next to it, such as the parts of a large one, are put next to `path`
+    first. A folder replaces another one; if that holds files of other names, it keeps them, and
+    the new ones are put there one by one.
 
     Args:
         path: The file or folder; the folder it is in must exist.
-        writer: A number that no other process has which writes it at the same time.
-        alone: Whether there is no such process. What killed ones left is then removed, too.
+        writer: A number of this process's own, if others write `path` at the same time.
+        alone: Whether no other does. What killed processes left is then removed, too.
 
     Raises:
         OSError: What writing raises, with `path` in place of the name that was written to.
 
     Example:
-        >>> with written_aside("model.json") as place:
-        ...     place.write_text("{}")
+        >>> with atomic_write("model.json") as unfinished:
+        ...     unfinished.write_text("{}")
     """
     target = Path(os.path.realpath(path))  # what a link points to, not the link
     folder = target.parent / f".{target.name}{_MARK}{writer}"
@@ -54,7 +54,7 @@ def atomic_write(path: str | Path, writer: int = 0, alone: bool = True) -> Itera
         finally:
             _remove(folder, target)
     except Exception as error:
-        # Where it was really written is none of the user's business.
+        # The user need not know where it was really written.
         raise _renamed(error, folder, str(path)) from error.__cause__
 
 
@@ -88,7 +88,7 @@ def _leftovers(target: Path) -> list[Path]:
 
 
 def _remove(folder: Path, target: Path) -> None:
-    """Removes what was written aside, but nothing that is the last of its kind."""
+    """Removes what was written, but first puts back what it was to replace, if that is gone."""
     if (folder / _REPLACED).exists() and not target.exists():
         (folder / _REPLACED).rename(target)
     shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +117,7 @@ def _replace(new: Path, target: Path, old: Path) -> None:
 
 
 def _replace_folder(new: Path, target: Path, old: Path) -> None:
-    """Puts a folder in the place of another one, which other writers may do at the same time."""
+    """Replaces a folder with another, as other writers may do at the same time."""
     while not (target.exists() and _exchange(new, target)):
         # Where folders cannot be exchanged, there is none for a moment.
         with suppress(FileNotFoundError):
@@ -138,7 +138,7 @@ def _exchange(one: Path, other: Path) -> bool:
     """Gives each the other's name, at once; returns whether this system and its files allow it."""
     try:
         rename = ctypes.CDLL(None).renameat2
-    except AttributeError:  # not Linux, or one that is older
+    except AttributeError:  # not Linux, or an old one
         return False
     names = os.fsencode(one), os.fsencode(other)
     status: int = rename(_FROM_HERE, names[0], _FROM_HERE, names[1], _RENAME_EXCHANGE)

@@ -41,12 +41,12 @@ def parse_list(text: str) -> list[int]:
 def thread_share(
     mine: frozenset[int], of_all: tuple[frozenset[int], ...], limit: int | None
 ) -> int:
-    """How many threads a rank may compute with, so that no core of the host is asked for twice.
+    """How many threads a rank may compute with, so that no core of the host is used twice.
 
     Args:
         mine: the cores this rank may run on
         of_all: the same for every rank of the host, this one included
-        limit: how many cores all of them may use at a time; None: every one
+        limit: how many cores all of them may use at a time; None: all
 
     Ranks that may run on the same cores share them; one that the launcher has bound to cores of
     its own uses them all.

@@ -19,13 +19,13 @@ from tarantella.runtime.log import LOGGER
 from tarantella.runtime.world import RankLocation
 
 # A collective that waits for other ranks occupies one of TensorFlow's inter-op threads. With too
-# few of them nothing is left to compute what the others wait for, and the run stands still. A
+# few of them nothing is left to compute what the others wait for, and the run hangs. A
 # step waits in six places at most: dense and sparse gradients, metrics, losses, layers, statistics.
 LEAST_INTER_OP_THREADS = 7
 
 
 def configure() -> None:
-    """Give this rank its devices, as soon as TensorFlow is there to be told.
+    """Gives this rank its devices, as soon as TensorFlow is imported.
 
     In a serial run TensorFlow is left alone.
     """
@@ -33,7 +33,7 @@ def configure() -> None:
         settings = configuration()
     except InputError:
         if launcher.is_command():
-            return  # it tells the user, in better words than an import can
+            return  # the command reports it, in better words than an import can
         raise
     if world.get_size() > 1 or settings.no_gpu or settings.gpus is not None:
         when_imported("tensorflow", lambda: _configure(settings))
@@ -65,7 +65,7 @@ def thread_count(settings: Configuration) -> int:
 def choose_gpu(
     count: int, local_rank: int, locations: tuple[RankLocation, ...], planned: int | None
 ) -> int | None:
-    """The GPU of a rank, of those it sees; None if they do not suffice for the ranks of the host.
+    """The GPU of a rank, of those it sees; None if there are too few for the ranks of the host.
 
     Args:
         count: how many GPUs this rank sees
@@ -75,7 +75,7 @@ def choose_gpu(
     """
     seen = [location.gpus for location in locations]
     if count == 1 and len(seen) > 1 and None not in seen and len(set(seen)) == len(seen):
-        return 0  # a scheduler shows to each rank a GPU of its own
+        return 0  # a scheduler shows each rank a GPU of its own
     wanted = local_rank if planned is None else planned
     enough = planned is not None or count >= len(locations)
     return wanted if enough and wanted < count else None

@@ -19,7 +19,7 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds one module, once, and has something done when it is loaded."""
+    """Finds one module, once, and acts when it is loaded."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name

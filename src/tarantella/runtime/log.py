@@ -14,20 +14,20 @@ FORMAT = "tarantella %(levelname)s: %(message)s"
 
 
 class RankPrefixFormatter(logging.Formatter):
-    """Puts a mark in front of every line of a message."""
+    """Puts a prefix, such as the rank, in front of every line of a message."""
 
-    def __init__(self, mark: str = "") -> None:
+    def __init__(self, prefix: str = "") -> None:
         super().__init__(FORMAT)
-        self._mark = mark
+        self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(self._mark + line for line in super().format(record).splitlines())
+        return "\n".join(self._prefix + line for line in super().format(record).splitlines())
 
 
 class ToCommand(logging.Handler):
     """Has the command show a message, with the rank in front of each line.
 
-    What a rank prints is shown by its own rules, and may not be shown at all.
+    What a rank prints itself is shown by other rules, and perhaps not at all.
     """
 
     def __init__(self, rank: int) -> None:
@@ -56,9 +56,9 @@ class ErrorStream(logging.Handler):
 
 
 def configure(configuration: Configuration, rank: int, size: int) -> None:
-    """Show the messages of this rank, or keep them to itself.
+    """Shows the messages of this rank, or hides them.
 
-    A level or a handler that the user has given to the logger is left as it is.
+    A level or a handler that the user has given the logger stays.
     """
     if LOGGER.level == logging.NOTSET:
         LOGGER.setLevel(configuration.log_level)
@@ -71,11 +71,11 @@ def configure(configuration: Configuration, rank: int, size: int) -> None:
 def _handler(configuration: Configuration, rank: int, size: int) -> logging.Handler:
     if rank != 0 and not configuration.log_on_all_devices:
         return logging.NullHandler()
-    marked = configuration.log_on_all_devices and size > 1
-    if marked and is_run_by_command():
+    names_rank = configuration.log_on_all_devices and size > 1
+    if names_rank and is_run_by_command():
         handler: logging.Handler = ToCommand(rank)
         handler.setFormatter(RankPrefixFormatter())
     else:
         handler = ErrorStream()
-        handler.setFormatter(RankPrefixFormatter(f"[rank {rank}] " if marked else ""))
+        handler.setFormatter(RankPrefixFormatter(f"[rank {rank}] " if names_rank else ""))
     return handler

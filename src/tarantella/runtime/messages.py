@@ -1,4 +1,4 @@
-"""Values from rank to rank, as JSON: nothing that arrives can run code, as a pickle could."""
+"""Values from rank to rank, as JSON. Unlike a pickle, nothing that arrives can run code."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def packed_error(error: Exception) -> bytes:
 def unpacked_error(data: bytes) -> Exception:
     """The error that another rank has packed.
 
-    One of a class that is not there, or cannot be made again, is replaced by one of its base
-    classes, with its text. `failure` knows by a mark that it is not this rank's own.
+    If its class is unknown here, or cannot be made again, it becomes an error of a base class with
+    the same text. An attribute tells `failure` that it is not this rank's own.
     """
     error = _remade(data)
     with suppress(AttributeError):
@@ -84,7 +84,7 @@ def _remade(data: bytes) -> Exception:
 
 
 def _class(module: str, name: str) -> type[Exception]:
-    """A class of exceptions that is there already."""
+    """A class of exceptions that is loaded already."""
     kind: Any = sys.modules[module]
     for part in name.split("."):
         kind = vars(kind)[part]

@@ -1,8 +1,7 @@
-"""Progress and callback output: from the master rank only, or from every rank, marked.
+"""Output of progress and callbacks: of the master rank only, or of every rank with its number.
 
-Where nobody looks at a terminal, as in a batch job, it comes in lines, without the control
-characters that make a progress bar move. What the user prints outside of `fit`, `evaluate` and
-`predict` is not touched.
+Without a terminal, as in a batch job, it comes in lines, without the control characters that make a
+progress bar move. What the user prints outside of `fit`, `evaluate` and `predict` is not touched.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ class Line:
 
 
 class Lines(io.TextIOBase):
-    """Passes whole lines on to another stream, one call each, with a mark in front.
+    """Writes whole lines to another stream, one call each, with a prefix in front.
 
     A progress bar that rewrites its line again and again is shown as it was at the end. Without a
-    mark, what does nothing of that kind passes as it is.
+    prefix, text that has no control characters is written as it is.
     """
 
-    def __init__(self, stream: TextIO, mark: str = "") -> None:
+    def __init__(self, stream: TextIO, prefix: str = "") -> None:
         super().__init__()
         self._stream = stream
-        self._mark = mark
+        self._prefix = prefix
         self._line = Line()
         self._pending = False
 
@@ -70,7 +69,7 @@ class Lines(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """For bytes, which pass as they are."""
+        """For bytes, which are written as they are."""
         return self._stream.buffer
 
     def writable(self) -> bool:
@@ -83,7 +82,7 @@ class Lines(io.TextIOBase):
         return self._stream.fileno()
 
     def write(self, text: str, /) -> int:
-        if not (self._mark or self._pending or _CONTROL.search(text)):
+        if not (self._prefix or self._pending or _CONTROL.search(text)):
             return self._stream.write(text)
         *finished, rest = text.split("\n")
         for piece in finished:
@@ -97,12 +96,12 @@ class Lines(io.TextIOBase):
         self._stream.flush()
 
     def finish(self) -> None:
-        """Show a line that has no end yet."""
+        """Shows a line that has not ended yet."""
         if self._pending:
             self._end_line()
 
     def _end_line(self) -> None:
-        self._stream.write(f"{self._mark}{self._line.take()}\n")
+        self._stream.write(f"{self._prefix}{self._line.take()}\n")
         self._stream.flush()
         self._pending = False
 
@@ -116,15 +115,15 @@ def shown(verbose: Any) -> Any:
         return 0
     if verbose != "auto":
         return verbose
-    return 1 if _has_terminal() and not _marks_output() else 2
+    return 1 if _has_terminal() and not _names_ranks() else 2
 
 
-def _marks_output() -> bool:
+def _names_ranks() -> bool:
     return configuration().output_on_all_devices and world.get_size() > 1
 
 
 def _has_terminal() -> bool:
-    """Whether a terminal shows what this rank prints, or something that knows how to."""
+    """Whether this rank prints to a terminal, or where control characters work."""
     if configuration().terminal is not None:
         return bool(configuration().terminal)
     if "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ:
@@ -134,15 +133,15 @@ def _has_terminal() -> bool:
 
 @contextmanager
 def rank_output() -> Iterator[None]:
-    """Show what is printed inside only where it should be seen.
+    """Shows what is printed inside only where it should be seen.
 
-    The master rank, and a serial run, print and warn as ever. Other ranks do not; or, with
+    The master rank, and a serial run, print and warn as usual. Other ranks are silent; with
     `TNT_OUTPUT_ON_ALL_DEVICES`, every rank prints with its number in front of each line.
     """
     if sys.stdout is None or isinstance(sys.stdout, Lines | Silence):
         yield
-    elif _marks_output():
-        # The command marks all that a rank prints, not only what it prints in here.
+    elif _names_ranks():
+        # The command names the rank in all that it prints, not only in what it prints in here.
         with _printing_lines("" if is_run_by_command() else f"[rank {world.get_rank()}] "):
             yield
     elif not world.is_master_rank():
@@ -157,8 +156,8 @@ def rank_output() -> Iterator[None]:
 
 
 @contextmanager
-def _printing_lines(mark: str = "") -> Iterator[None]:
-    lines = Lines(sys.stdout, mark)
+def _printing_lines(prefix: str = "") -> Iterator[None]:
+    lines = Lines(sys.stdout, prefix)
     with _printing_to(lines):
         try:
             yield

@@ -35,7 +35,7 @@ class Span:
     """Something that took time.
 
     Attributes:
-        lane: what it is shown in a line with
+        lane: the row it is shown in
         name: what it was
         begin: when it began, in nanoseconds
         end: when it ended
@@ -81,7 +81,7 @@ _timeline: Timeline | None = None
 
 
 def timeline() -> Timeline | None:
-    """Where to note what this rank does; None if nobody wants to know."""
+    """Where to record what this rank does; None if there is no timeline."""
     return _timeline
 
 
@@ -90,7 +90,7 @@ def now() -> int:
 
 
 def start(name: str) -> None:
-    """Begin to record, for a file of this name; all ranks must call it."""
+    """Starts to record, for a file of this name; all ranks must call it."""
     global _timeline
     path = Path(name).absolute()  # a script may change its working directory
     if world.is_master_rank():
@@ -112,10 +112,10 @@ def start(name: str) -> None:
 
 
 def _check(path: Path) -> None:
-    """Finds out now, and not after hours, whether the file can be written."""
+    """Checks now, and not after hours, that the file can be written."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(0, "there is something else than a file of that name")
+            raise OSError(0, "that is not a file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
@@ -196,7 +196,7 @@ def _write(path: Path, spans: list[Span], clock: _Clock) -> None:
             unfinished.unlink()
         LOGGER.error("The timeline could not be written to %s: %s", path, error.strerror)
     for _ in everyones:
-        pass  # what others have sent is received in any case
+        pass  # receives what others have sent in any case
 
 
 def _received(own: bytes) -> Iterator[bytes]:

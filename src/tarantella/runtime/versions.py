@@ -1,7 +1,7 @@
 """The versions of Python, TensorFlow and Keras that Tarantella works with.
 
 Older ones are refused when Tarantella is imported. Newer ones run as long as they have the private
-names that Tarantella uses. Standard library only, in words that an older Python understands.
+names that Tarantella uses. Standard library only, in a syntax that an older Python understands.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check() -> None:
 
 @contextmanager
 def private_names(name: str) -> Iterator[None]:
-    """Has an error say that another version is needed, where a private name is not there."""
+    """Raises an error that asks for another version where a private name is missing."""
     try:
         yield
     except VersionError:
@@ -68,11 +68,11 @@ def private_names(name: str) -> Iterator[None]:
 
 
 def missing(name: str, what: str) -> VersionError:
-    """The error that something is not there which Tarantella uses.
+    """The error for something missing that Tarantella uses.
 
     Args:
         name: TensorFlow or Keras
-        what: what is not there
+        what: what is missing
     """
     oldest, newest = VERSIONS[name]
     return VersionError(
@@ -89,7 +89,7 @@ def _check_loaded() -> None:
 
 
 def _backend_of_file() -> str:
-    """The backend that the user's file of settings for Keras names, if there is one."""
+    """The backend that the user's keras.json names, if there is one."""
     folder = os.environ.get("KERAS_HOME") or Path("~", ".keras").expanduser()
     try:
         settings = json.loads(Path(folder, "keras.json").read_text())
@@ -107,7 +107,7 @@ def _refuse_backend(backend: str) -> None:
 
 
 def _refuse_old(name: str, version: str) -> None:
-    # A version that nobody knows, as of a build without metadata, is looked at when it is loaded.
+    # An unknown version, as of a build without metadata, is checked when it is loaded.
     if version and _numbers(version) < _numbers(VERSIONS[name][0]):
         raise VersionError(f"{_needs(name)}, and this is {name} {version}: {_INSTALL[name]}")
 

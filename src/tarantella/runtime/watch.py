@@ -1,8 +1,8 @@
-"""What this rank waits for, told when it takes too long.
+"""What this rank waits for, reported when it takes too long.
 
-A rank that waits for others cannot know who is missing, nor why. So a thread of each rank looks
-from time to time whether it gets on, and says so if it does not: that it waits, and in what; or
-that it does something else, and where. The command puts that together.
+A rank that waits for others cannot know which is missing, nor why. So a thread of each rank checks
+from time to time whether the rank makes progress. If not, it reports that the rank waits, and in
+what; or that it does something else, and where. The command puts the reports together.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _WORDS = {
     "losses": "a sum for the loss",
     "layers": "a sum of the state of layers",
     "statistics": "the statistics of a batch normalization",
-    "callbacks": "what ranks settle around callbacks",
+    "callbacks": "what ranks agree on around callbacks",
     "reports": "a file that the master rank writes",
-    "data": "the sizes of a step's parts",
+    "data": "the sizes of a step's micro-batches",
     "control": "a check that all ranks do the same",
 }
 _BLOCKING = (
@@ -64,7 +64,7 @@ _step = 0
 
 
 class waiting:  # noqa: N801, used like a function
-    """What is done in here, this rank cannot end without the others."""
+    """What is done in here cannot end without the other ranks."""
 
     __slots__ = ("_purpose",)
 
@@ -81,7 +81,7 @@ class waiting:  # noqa: N801, used like a function
 
 
 def _clock() -> float:
-    """Seconds, of which those do not count in which nobody could look at it."""
+    """Seconds, without those in which this process was stopped."""
     return time.monotonic() - _asleep
 
 
@@ -92,7 +92,7 @@ def note_step(number: int) -> None:
 
 
 def watched(communicator: Any, purpose: str) -> Any:
-    """The same communicator, of which it is known when a call of it waits."""
+    """The same communicator, whose blocking calls are known to wait."""
 
     def method(name: str) -> Any:
         plain = getattr(type(communicator), name)
@@ -110,7 +110,7 @@ def watched(communicator: Any, purpose: str) -> Any:
 
 
 def start(rank: int, seconds: float) -> None:
-    """Look from now on whether this rank waits for longer than so many seconds."""
+    """Reports from now on if this rank waits for longer than so many seconds."""
     descriptor = os.dup(2)  # the script may close or redirect its own
     watch = threading.Thread(
         target=_watch, args=(rank, seconds, descriptor), daemon=True, name="tnt-watch"
@@ -141,7 +141,7 @@ def _watch(rank: int, seconds: float, descriptor: int) -> None:
 
 
 def _sleep(seconds: float) -> None:
-    """Wait for so long, and take note if it was longer: this process was stopped meanwhile."""
+    """Sleeps, and notes if it took longer: this process was stopped meanwhile."""
     global _asleep
     before = time.monotonic()
     time.sleep(seconds)
@@ -160,11 +160,14 @@ def _longest_wait() -> tuple[str, float]:
 def _manage_alone(
     text: str, waited: float, seconds: float, has_warned: bool, descriptor: int
 ) -> None:
-    """Without the command, nobody knows of the other ranks; any rank may be the one to tell."""
+    """Without the command, nobody knows of the other ranks: any rank may have to report."""
     if not has_warned and configuration().log_level != "ERROR":
-        say(f"tarantella WARNING: {text}, which may have failed or do something else.", descriptor)
+        say(
+            f"tarantella WARNING: {text}, which may have failed, or may be doing something else.",
+            descriptor,
+        )
     if waited > times.STALL_TIMEOUTS_TO_END * seconds:
-        say(f"tarantella ERROR: {text}: the run is ended.", descriptor)
+        say(f"tarantella ERROR: {text}: ending the run.", descriptor)
         failure.abort(1)
 
 

@@ -1,0 +1,160 @@
+"""Threads that train at the same time: each has communicators of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tarantella as tnt
+from tarantella.comm.agreement import check_same
+from tarantella.comm.master_done import Subject, done_by_master
+from tarantella.comm.thread_communicators import communicators_of_this_thread
+from tarantella.errors import InputError, MismatchError
+from tarantella.graph import engine
+from tarantella.graph.overlapped import OverlappedChannel
+from tarantella.runtime import world
+
+TWO = pytest.mark.ranks(2)
+
+
+def in_threads(**functions: Callable[[], Any]) -> dict[str, Any]:
+    """What functions return that run at the same time, in threads of these names."""
+    results: dict[str, Any] = {}
+    problems: list[BaseException] = []
+
+    def run(name: str) -> None:
+        try:
+            results[name] = functions[name]()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,), name=name) for name in functions]
+    random.Random(tnt.get_rank()).shuffle(threads)  # on each rank in another order
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return results
+
+
+def at_another_time_on_each_rank(name: str) -> None:
+    time.sleep(random.Random(f"{name}{tnt.get_rank()}{time.time()}").uniform(0, 0.005))
+
+
+@TWO
+def test_the_main_thread_has_the_communicators_of_the_run() -> None:
+    before = world.communicator("metrics")
+    with communicators_of_this_thread():
+        assert world.communicator("metrics") is before
+
+
+@TWO
+def test_a_thread_has_its_own_and_the_next_of_its_name_has_the_same() -> None:
+    def own() -> Any:
+        with communicators_of_this_thread():
+            found = world.communicators()
+            with communicators_of_this_thread():  # as `fit` does that calls `evaluate`
+                assert world.communicators() is found
+        assert world.communicators() is not found
+        return found
+
+    first = in_threads(one=own, other=own)
+    assert first["one"] is not first["other"]
+    assert in_threads(one=own)["one"] is first["one"]
+
+
+@TWO
+@pytest.mark.parametrize("size", [3, 100_000])  # by messages, and through shared memory
+def test_sums_of_threads_do_not_mix(size: int) -> None:
+    def sums(factor: int, background: bool) -> list[float]:
+        name = threading.current_thread().name
+        with communicators_of_this_thread():
+
+            @tf.function
+            def summed(x: tf.Tensor) -> Any:
+                if background:
+                    channel: Any = OverlappedChannel("gradients", "sparse gradients")
+                else:
+                    channel = engine.channel("gradients")
+                return channel.allreduce([x, 2 * x], threshold=0)
+
+            results = []
+            for step in range(20):
+                at_another_time_on_each_rank(name)
+                own = factor * (step + tnt.get_rank())
+                first, second = summed(tf.fill([size], float(own)))
+                assert (second == 2 * first).numpy().all()
+                results.append(float(first[-1]))
+                assert tnt.allreduce(factor) == 2 * factor
+                check_same([factor, step], "the step of a thread")
+        return results
+
+    expected = {
+        name: [float(factor * (2 * step + 1)) for step in range(20)]
+        for name, factor in (("one", 1), ("other", 1000), ("third", 100_000))
+    }
+    results = in_threads(
+        one=lambda: sums(1, False),
+        other=lambda: sums(1000, False),
+        third=lambda: sums(100_000, True),
+    )
+    assert results == expected
+
+
+@TWO
+def test_reports_of_the_master_stay_in_their_thread() -> None:
+    def save() -> int:
+        name = threading.current_thread().name
+        done = 0
+        with communicators_of_this_thread():
+            for step in range(20):
+                at_another_time_on_each_rank(name)
+                done_by_master(Subject("save", f"{step}"), lambda: None)
+                if name == "other":
+                    tnt.barrier()
+                done += 1
+        return done
+
+    assert in_threads(one=save, other=save) == {"one": 20, "other": 20}
+
+
+@TWO
+def test_threads_of_one_name_are_refused() -> None:
+    inside, may_end = threading.Event(), threading.Event()
+
+    def wait_inside() -> None:
+        with communicators_of_this_thread():
+            inside.set()
+            may_end.wait()
+
+    def enter() -> None:
+        inside.wait()
+        threading.current_thread().name = "first"
+        try:
+            with pytest.raises(InputError, match="Two threads named 'first'"):
+                communicators_of_this_thread().__enter__()
+        finally:
+            may_end.set()
+
+    in_threads(first=wait_inside, second=enter)
+
+
+@TWO
+def test_threads_of_different_names_with_one_tag_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zlib.crc32", lambda data: 5)
+
+    def enter() -> None:
+        with pytest.raises(MismatchError, match="the name of a thread that trains"):
+            communicators_of_this_thread().__enter__()
+
+    in_threads(**{f"only on rank {tnt.get_rank()}": enter})
