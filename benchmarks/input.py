@@ -8,7 +8,7 @@ half of every batch (the limit), and two ranks that decode every image and cut t
 batch. One and two ranks take turns, each time in fresh processes.
 
 memory: LeNet-5 on two ranks, fed from NumPy arrays and from a dataset of samples in memory.
-The time of a step, over that of a step whose parts are there already: nothing is shuffled,
+The time of a step, over that of a step whose micro-batches are ready: nothing is shuffled,
 batched, split or agreed on. For comparison, a dataset of half the batch that each rank
 shuffles and batches for itself. All take turns in the same two processes.
 
@@ -86,8 +86,8 @@ def rank_main(options: argparse.Namespace) -> None:
         rounds = [images_per_second(sorted(map(str, options.images.iterdir())), *steps)]
     else:
         steps = QUICK_SAMPLE_STEPS if options.quick else SAMPLE_STEPS
-        feeds = Feeds(*steps)
-        rounds = [feeds.seconds_per_step() for _ in range(1 if options.quick else options.rounds)]
+        inputs = Inputs(*steps)
+        rounds = [inputs.seconds_per_step() for _ in range(1 if options.quick else options.rounds)]
     if tnt.is_master_rank():
         print(json.dumps(rounds), flush=True)
 
@@ -160,11 +160,12 @@ def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
     import keras
 
     import tarantella as tnt
-    from tarantella.data import order, split
+    from tarantella.data import order
+    from tarantella.data.cut import cut as cut_batches
     from tarantella.keras import adapter
 
     def cut(dataset: Any, rank: int, size: int) -> Any:
-        return split.cut(order.with_common_order(dataset), rank, size)
+        return cut_batches(order.with_common_order(dataset), rank, size)
 
     def rate(model: Any, batch: int) -> float:
         dataset = decoded(files, batch, warm_up + steps)
@@ -213,12 +214,12 @@ def compare_on_arrays(rounds: int, quick: bool) -> None:
         )
     for kind in (kind for kind in figures[0] if kind != "ready"):
         costs = [one[kind] / one["ready"] - 1 for one in figures]
-        print(f"memory    {kind:12} over parts that are ready  {described(costs, '{:+.1%}')}")
+        print(f"memory    {kind:12} over ready micro-batches  {described(costs, '{:+.1%}')}")
         if kind != "halves" and statistics.median(costs) > COST and not quick:
             print(f"memory    The split of {kind} costs more than {COST:.0%} of the step.")
 
 
-class Feeds:
+class Inputs:
     """The ways of feeding a model on two ranks that are compared."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
@@ -250,12 +251,12 @@ class Feeds:
         return slowest(step_times(self._model, *data, **options)[self._warm_up - 1 :])
 
     def _ready(self, *_: Any) -> Any:
-        """The same part of a batch again and again."""
+        """The same micro-batch again and again."""
         import tensorflow as tf
 
         own = SAMPLE_BATCH // RANKS
-        part = self._part(tf.constant(self._x[:own]), tf.constant(self._y[:own]))
-        return tf.data.Dataset.from_tensors(part).repeat(len(self._x) // SAMPLE_BATCH)
+        one = self._micro_batch(tf.constant(self._x[:own]), tf.constant(self._y[:own]))
+        return tf.data.Dataset.from_tensors(one).repeat(len(self._x) // SAMPLE_BATCH)
 
     def _half(self, *_: Any) -> Any:
         """Batches of half the size, of half of the samples."""
@@ -264,10 +265,10 @@ class Feeds:
         half = len(self._x) // RANKS
         dataset = tf.data.Dataset.from_tensor_slices((self._x[:half], self._y[:half]))
         dataset = dataset.shuffle(SHUFFLED // RANKS).batch(SAMPLE_BATCH // RANKS)
-        return dataset.map(self._part).prefetch(tf.data.AUTOTUNE)
+        return dataset.map(self._micro_batch).prefetch(tf.data.AUTOTUNE)
 
     @staticmethod
-    def _part(x: Any, y: Any) -> Any:
+    def _micro_batch(x: Any, y: Any) -> Any:
         import tensorflow as tf
 
         from tarantella.data.micro_batch import MicroBatch
@@ -277,17 +278,19 @@ class Feeds:
 
 
 @contextmanager
-def nothing_agreed_on(parts: Callable[..., Any]) -> Iterator[None]:
-    """Feeds a model from a dataset of parts as it is, whatever is passed to `fit`."""
-    from tarantella.data.split import Split
+def nothing_agreed_on(micro_batches: Callable[..., Any]) -> Iterator[None]:
+    """Feeds a model from a dataset of micro-batches as it is, whatever is passed to `fit`."""
+    from tarantella.data.cut import Split
     from tarantella.keras import adapter
 
     def steps(own: Split, own_data: bool) -> Any:
-        return SimpleNamespace(dataset=own.parts, problem=None, on_next_step=lambda tell: None)
+        return SimpleNamespace(
+            dataset=own.micro_batches, problem=None, on_next_step=lambda tell: None
+        )
 
     with (
-        patch.object(adapter, "split", lambda *_: Split(parts())),
-        patch.object(adapter, "Steps", steps),
+        patch.object(adapter, "split", lambda *_: Split(micro_batches())),
+        patch.object(adapter, "AgreedSteps", steps),
     ):
         yield
 

@@ -95,8 +95,8 @@ def test_figures_are_read_from_what_the_input_benchmark_prints() -> None:
         "jpeg round 1: 1 rank   100.0 images/s, 2: ranks   180.0 (1.80)\n"
         "jpeg      2 ranks      over 1 rank  1.79 (1.70 to 1.95)\n"
         "jpeg      Two ranks are not 1.8 times as fast as one.\n"
-        "memory    halves       over parts that are ready  +4.1% (-0.5% to +7.0%)\n"
-        "memory    arrays       over parts that are ready  +1.5% (-0.5% to +2.5%)\n"
+        "memory    halves       over ready micro-batches  +4.1% (-0.5% to +7.0%)\n"
+        "memory    arrays       over ready micro-batches  +1.5% (-0.5% to +2.5%)\n"
     )
     ranks, halves, arrays = bench.read_input(text)
     assert (ranks.subject, ranks.what, ranks.over) == ("jpeg", "2 ranks", "1 rank")

@@ -15,13 +15,16 @@ import tensorflow as tf
 
 from tarantella.comm import collectives
 from tarantella.comm.agreement import check_same
-from tarantella.data import arrays, micro_batch, order, pipeline, randomness
-from tarantella.data.epochs import Passes
+from tarantella.data import arrays, micro_batch, order, randomness
+from tarantella.data.batch_size import find_batch_size, is_unbatched, may_be_batched
+from tarantella.data.cut import Split, cut
+from tarantella.data.epochs import Epochs
 from tarantella.data.micro_batch import MicroBatch
-from tarantella.data.split import Split, cut, find_batch_size, split
-from tarantella.data.step_agreement import Steps, warn_of_different_data
+from tarantella.data.split import split
+from tarantella.data.step_agreement import AgreedSteps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
+from tarantella.internals.tensorflow import own_graph
 from tarantella.keras import arguments
 from tarantella.runtime import world
 
@@ -46,11 +49,11 @@ class RankDataAdapter(internals.DataAdapter):
         self, adapter: Any, own: Split, own_data: bool = False, steps_per_epoch: int | None = None
     ) -> None:
         self._adapter = adapter
-        check_same(_described(own.parts.element_spec.data), "the data")
+        check_same(_described(own.micro_batches.element_spec.data), "the data")
         self._own = own
         self._in_parts = world.get_size() > 1 and not own_data
         self._uses = 0
-        self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
+        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _goes_on(adapter, steps_per_epoch):
@@ -60,7 +63,7 @@ class RankDataAdapter(internals.DataAdapter):
         self._draws_alike = internals.draws_in_python(adapter) and between_passes and not own_data
 
     @classmethod
-    @pipeline.own_graph()
+    @own_graph()
     def of(
         cls,
         x: Any,
@@ -122,7 +125,7 @@ class RankDataAdapter(internals.DataAdapter):
         options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
         class_weight = options.pop("class_weight", None)
         adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
-        if find_batch_size(dataset) is None and micro_batch.cannot_be_batch(dataset.element_spec):
+        if is_unbatched(dataset):
             raise InputError(micro_batch.NOT_BATCHED)
         if distribute:
             check_same(_kind(dataset), "the kind of data")
@@ -214,7 +217,7 @@ def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
     if internals.is_array_adapter(adapter):
         return True
     dataset = adapter.get_tf_dataset()
-    return not order.may_draw(dataset) and not order.goes_on(dataset)
+    return order.restarts_each_pass(dataset)
 
 
 def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
@@ -248,7 +251,7 @@ def in_batches(
     wanted = _require_size(name, micro_batch_size) * ranks
     if isinstance(x, tf.data.Dataset):
         batch_size = find_batch_size(x)
-        if batch_size is None and not _is_in_batches(x):
+        if batch_size is None and not may_be_batched(x):
             return x.batch(wanted), options
         if batch_size is None:
             raise InputError(
@@ -270,15 +273,6 @@ def in_batches(
             "out, or make them fit."
         )
     return x, options
-
-
-def _is_in_batches(dataset: tf.data.Dataset) -> bool:
-    """Whether a transformation makes batches, and none behind it takes them apart again."""
-    name = pipeline.name_of(dataset)
-    if name in ("flat_map", "interleave", "unbatch"):
-        return False
-    makes_batches = name.endswith(("batch", "group_by_window"))
-    return makes_batches or any(map(_is_in_batches, pipeline.sources(dataset)))
 
 
 def _require_size(name: str, value: Any) -> int:
@@ -306,7 +300,7 @@ def _split_once(dataset: tf.data.Dataset) -> Split:
 
 def _whole(dataset: tf.data.Dataset) -> Split:
     """Batches that are all this rank's own."""
-    return cut(dataset, rank=0, size=1, marked=False)
+    return cut(dataset, rank=0, size=1, fingerprinted=False)
 
 
 def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
@@ -319,13 +313,13 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
     """The batches of an adapter, those of an epoch in each pass."""
     if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
         return adapter.get_tf_dataset()
-    with internals.read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
+    with internals.read_with(lambda begin: Epochs(begin, steps_per_epoch, anew)):
         return adapter.get_tf_dataset()
 
 
 def _rows_of_arrays(adapter: Any) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
-    rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
+    rows = arrays.ArrayRows(internals.arrays_of(adapter), keras.config.floatx())
     check_same({"samples": len(rows), "batch_size": int(adapter.batch_size)}, "the arrays")
     _compare_samples(rows)
     with order.common_seed():
@@ -336,15 +330,17 @@ def _rows_of_arrays(adapter: Any) -> Split:
     def with_rows(part: MicroBatch) -> MicroBatch:
         return part._replace(data=rows.take(part.data))
 
-    return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    return replace(
+        own, micro_batches=own.micro_batches.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE)
+    )
 
 
-def _compare_samples(rows: arrays.Rows) -> None:
+def _compare_samples(rows: arrays.ArrayRows) -> None:
     """Warns if a few samples show that the ranks' arrays are not the same."""
     if len(rows):
         some = tf.constant([0, len(rows) // 2, len(rows) - 1])
-        marks = collectives.allgather(micro_batch.mark_of_one(rows.take(some)).numpy())
-        if len({int(mark) for mark in marks}) > 1:
+        fingerprints = collectives.allgather(micro_batch.fingerprint(rows.take(some)).numpy())
+        if len({int(one) for one in fingerprints}) > 1:
             warn_of_different_data("their arrays have different samples in the same places")
 
 
@@ -357,7 +353,7 @@ def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
     def weighted(part: MicroBatch) -> MicroBatch:
         return part._replace(data=weigh(*part.data))
 
-    return Split(own.parts.map(weighted))
+    return Split(own.micro_batches.map(weighted))
 
 
 def _kind(x: Any) -> str:
