@@ -160,11 +160,12 @@ def images_per_second(files: list[str], warm_up: int, steps: int) -> Figures:
     import keras
 
     import tarantella as tnt
-    from tarantella.data import order, split
+    from tarantella.data import order
+    from tarantella.data.cut import cut as cut_batches
     from tarantella.keras import adapter
 
     def cut(dataset: Any, rank: int, size: int) -> Any:
-        return split.cut(order.with_common_order(dataset), rank, size)
+        return cut_batches(order.with_common_order(dataset), rank, size)
 
     def rate(model: Any, batch: int) -> float:
         dataset = decoded(files, batch, warm_up + steps)
@@ -277,17 +278,19 @@ class Inputs:
 
 
 @contextmanager
-def nothing_agreed_on(parts: Callable[..., Any]) -> Iterator[None]:
+def nothing_agreed_on(micro_batches: Callable[..., Any]) -> Iterator[None]:
     """Trains on a dataset of micro-batches as it is, whatever is passed to `fit`."""
-    from tarantella.data.split import Split
+    from tarantella.data.cut import Split
     from tarantella.keras import adapter
 
     def steps(own: Split, own_data: bool) -> Any:
-        return SimpleNamespace(dataset=own.parts, problem=None, on_next_step=lambda tell: None)
+        return SimpleNamespace(
+            dataset=own.micro_batches, problem=None, on_next_step=lambda tell: None
+        )
 
     with (
-        patch.object(adapter, "split", lambda *_: Split(parts())),
-        patch.object(adapter, "Steps", steps),
+        patch.object(adapter, "split", lambda *_: Split(micro_batches())),
+        patch.object(adapter, "AgreedSteps", steps),
     ):
         yield
 

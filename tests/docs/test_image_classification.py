@@ -346,7 +346,7 @@ def test_images_are_alike_on_any_number_of_ranks_and_others_in_each_epoch(
         whole = dataset()
         epochs = [[pixels for pixels, _ in whole.as_numpy_iterator()] for _ in range(2)]
         assert not np.array_equal(epochs[0][0], epochs[1][0])
-        own = [split(dataset(), rank, 3).parts for rank in range(3)]
+        own = [split(dataset(), rank, 3).micro_batches for rank in range(3)]
         for epoch in epochs:
             of_ranks = zip(*(parts.as_numpy_iterator() for parts in own), strict=True)
             for batch, parts in zip(epoch, of_ranks, strict=True):

@@ -24,6 +24,7 @@ from oracle import (
 
 import tarantella as tnt
 from tarantella.errors import InputError, MismatchError
+from tarantella.internals import tensorflow as internals
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
@@ -124,6 +125,31 @@ ARRAYS = {
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_arrays(kind: str) -> None:
     _train(ARRAYS[kind])
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_training_needs_no_private_name_of_tensorflow(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {path.rpartition(".")[2] for path in internals.MODULE_NAMES} | set(internals.ATTRIBUTES)
+
+    def without(owner: Any, name: str, *default: Any) -> Any:
+        if name not in gone:
+            return getattr(owner, name, *default)
+        if default:
+            return default[0]
+        raise AttributeError(name)
+
+    monkeypatch.setattr(internals, "getattr", without, raising=False)
+    internals._found.cache_clear()
+
+    def data() -> dict[str, Any]:
+        if kind == "arrays":
+            return {"x": X, "y": Y, "batch_size": 4, "shuffle": True, "validation_split": 0.2}
+        samples = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(SAMPLES, seed=3)
+        return {"x": samples.map(lambda x, y: (x / 2, y)).batch(4)}
+
+    _train(data)
 
 
 def test_initial_epoch() -> None:

@@ -132,7 +132,7 @@ def test_data_that_end_earlier_on_one_rank_are_an_error_that_says_so() -> None:
             yield x[:4], y[:4]
 
     # A rank that only hears of it from another one knows no more than that.
-    with pytest.raises(MismatchError, match=r"come to the end|Rank 1 cannot go on"):
+    with pytest.raises(MismatchError, match=r"reached the end|Rank 1 cannot continue"):
         _compiled().predict(generate(), verbose=0)
 
 

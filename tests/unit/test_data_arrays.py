@@ -145,7 +145,7 @@ def _taken(data: tuple[Any, ...], shuffle: Any, batch_size: int = 4) -> tf.data.
     """As Tarantella makes them: Keras's order of the indices, and our rows."""
     packed = ArrayDataAdapter(*data)._inputs
     assert arrays.can_take(packed)
-    rows = arrays.Rows(packed, keras.config.floatx())
+    rows = arrays.ArrayRows(packed, keras.config.floatx())
     assert len(rows) == SAMPLES
     indices = ArrayDataAdapter(np.arange(len(rows)), batch_size=batch_size, shuffle=shuffle)
     return indices.get_tf_dataset().map(rows.take, num_parallel_calls=2)
@@ -200,7 +200,9 @@ def test_structures_are_those_of_keras(structure: str) -> None:
 
 
 def test_spec_says_what_take_gives() -> None:
-    rows = arrays.Rows(([_numbers(3, dtype=np.float64)], {"a": None, "b": tf.range(11)}), "float32")
+    rows = arrays.ArrayRows(
+        ([_numbers(3, dtype=np.float64)], {"a": None, "b": tf.range(11)}), "float32"
+    )
     assert rows.spec == (
         (tf.TensorSpec([None, 3], tf.float32),),
         {"a": None, "b": tf.TensorSpec([None], tf.int32)},
@@ -208,7 +210,7 @@ def test_spec_says_what_take_gives() -> None:
 
 
 def test_batches_of_any_size_are_given_static_shapes() -> None:
-    rows = arrays.Rows({"a": _numbers(3), "b": tf.constant(_numbers(3))}, "float32")
+    rows = arrays.ArrayRows({"a": _numbers(3), "b": tf.constant(_numbers(3))}, "float32")
     fixed = tf.data.Dataset.range(8).batch(4, drop_remainder=True).map(rows.take).element_spec
     free = tf.data.Dataset.range(8).batch(4).map(rows.take).element_spec
     assert {tuple(spec.shape) for spec in fixed.values()} == {(4, 3)}
@@ -217,14 +219,14 @@ def test_batches_of_any_size_are_given_static_shapes() -> None:
 
 def test_rows_in_any_order_and_more_than_once() -> None:
     x = _numbers(3)
-    rows = arrays.Rows(x, "float32")
+    rows = arrays.ArrayRows(x, "float32")
     for order in ([5], [3, 4, 5], [5, 4, 3], [2, 2, 2], [0, 10, 0]):
         np.testing.assert_array_equal(rows.take(tf.constant(order, tf.int64)), x[order])
 
 
 def test_a_batch_is_no_view_of_the_array() -> None:
     x = arrays._aligned_empty((8, 16), np.dtype(np.float32))
-    batch = arrays.Rows(x, "float32").take(tf.range(8, dtype=tf.int64))
+    batch = arrays.ArrayRows(x, "float32").take(tf.range(8, dtype=tf.int64))
     assert not np.shares_memory(np.asarray(batch), x)
 
 
@@ -235,7 +237,7 @@ def test_batches_need_no_copy_to_become_tensors() -> None:
 
 def test_a_variable_is_taken_as_it_was() -> None:
     variable = tf.Variable([[1.0], [2.0]])
-    rows = arrays.Rows(variable, "float32")
+    rows = arrays.ArrayRows(variable, "float32")
     variable.assign_add([[1.0], [1.0]])
     assert rows.take(tf.constant([1, 0], tf.int64)).numpy().tolist() == [[2.0], [1.0]]
 
@@ -271,7 +273,7 @@ def test_split_data_give_the_batches_of_keras(kind: str) -> None:
     data = (KINDS[kind](), [None, KINDS[kind]()][1:])
     theirs = keras.src.trainers.data_adapters.array_slicing.train_validation_split(data, 0.3)
     for half, expected in zip(arrays.split(data, 7), theirs, strict=True):
-        rows = arrays.Rows(half, keras.config.floatx())
+        rows = arrays.ArrayRows(half, keras.config.floatx())
         ours = rows.take(tf.range(len(rows), dtype=tf.int64))
         whole = ArrayDataAdapter(*expected, batch_size=SAMPLES).get_tf_dataset()
         _assert_same(ours, next(iter(whole)))
@@ -375,12 +377,12 @@ def test_a_large_array_is_never_copied_whole(make: Callable[[], Any]) -> None:
     def take() -> None:
         head, tail = arrays.split(whole, ROWS - 5)
         for half in (whole, head, tail):
-            rows = arrays.Rows(half, "float32")
+            rows = arrays.ArrayRows(half, "float32")
             for shuffle in (False, True):
                 order = ArrayDataAdapter(np.arange(len(rows)), batch_size=4, shuffle=shuffle)
                 for _ in order.get_tf_dataset().map(rows.take).take(8):
                     pass
 
-    take_little = arrays.Rows(np.ones((8, 4), np.float32), "float32")
+    take_little = arrays.ArrayRows(np.ones((8, 4), np.float32), "float32")
     list(tf.data.Dataset.range(8).batch(4).map(take_little.take))  # what is needed in any case
     assert _peak_growth(take) < 64 * MIB

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tarantella.data import micro_batch
-from tarantella.data.split import cut
+from tarantella.data.cut import cut
 from tarantella.errors import InputError
 
 
@@ -52,7 +52,7 @@ Named = namedtuple("Named", "a b")
 )
 def test_structure_is_kept(element: Any) -> None:
     dataset = tf.data.Dataset.range(5).map(element).batch(3)
-    distributed = cut(dataset, 0, 2).parts
+    distributed = cut(dataset, 0, 2).micro_batches
     assert isinstance(distributed.element_spec, micro_batch.MicroBatch)
     assert not isinstance(dataset.element_spec, micro_batch.MicroBatch)
     data_spec = distributed.element_spec.data
@@ -65,14 +65,14 @@ def test_structure_is_kept(element: Any) -> None:
 
 def test_static_shapes_stay_static() -> None:
     dataset = tf.data.Dataset.range(12).batch(5, drop_remainder=True)
-    assert cut(dataset, 0, 2).parts.element_spec.data.shape == (3,)
-    assert cut(dataset, 1, 2).parts.element_spec.data.shape == (2,)
+    assert cut(dataset, 0, 2).micro_batches.element_spec.data.shape == (3,)
+    assert cut(dataset, 1, 2).micro_batches.element_spec.data.shape == (2,)
 
 
 def test_cardinality_is_known_where_it_was() -> None:
     dataset = tf.data.Dataset.range(10)
-    assert int(cut(dataset.batch(3), 0, 2).parts.cardinality()) == 4
-    infinite = cut(dataset.repeat().batch(3), 0, 2).parts
+    assert int(cut(dataset.batch(3), 0, 2).micro_batches.cardinality()) == 4
+    infinite = cut(dataset.repeat().batch(3), 0, 2).micro_batches
     assert int(infinite.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
@@ -87,4 +87,4 @@ def test_tensors_of_different_lengths_are_refused() -> None:
         output_signature=(tf.TensorSpec((None,)), tf.TensorSpec((None,))),
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):
-        list(cut(dataset, 0, 2).parts)
+        list(cut(dataset, 0, 2).micro_batches)

@@ -246,7 +246,7 @@ SHUFFLED_IN_PASSES: dict[str, tuple[bool, Callable[[], tf.data.Dataset]]] = {
 def test_passes_need_only_be_begun_to_reach_a_later_one(name: str) -> None:
     may_go_on, make = SHUFFLED_IN_PASSES[name]
     read, begun = (make().shuffle(4, seed=3) for _ in range(2))
-    assert order.goes_on(read) == may_go_on
+    assert order.continues_across_passes(read) == may_go_on
     if may_go_on:
         return
     for _ in range(2):
@@ -268,7 +268,7 @@ def test_records_of_files_need_only_be_begun(tmp_path: Path) -> None:
         ).shuffle(4, seed=3)
 
     read, begun = records(), records()
-    assert not order.goes_on(read)
+    assert not order.continues_across_passes(read)
     for _ in range(2):
         list(read)
         next(iter(begun))

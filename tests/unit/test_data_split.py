@@ -1,4 +1,4 @@
-"""The parts of the ranks are the batches that plain TensorFlow makes, and cost their share."""
+"""The ranks' micro-batches make the batches of plain TensorFlow, and cost each rank its share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
-from tarantella.data import order, pipeline
+from tarantella.data import dataset_state, order
+from tarantella.data.batch_size import find_batch_size
+from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.padding import Padding
-from tarantella.data.split import Split, find_batch_size, split
+from tarantella.data.split import split
+from tarantella.internals import tensorflow as internals
 from tarantella.runtime.log import LOGGER
 
 Transformation = Callable[[tf.data.Dataset], tf.data.Dataset]
@@ -48,17 +51,17 @@ def _leaves(element: Any) -> list[Any]:
 
 
 def _filled_up(step: list[MicroBatch], padding: Padding) -> list[MicroBatch]:
-    longest = tf.reduce_max([padding.sizes(part.data) for part in step], axis=0)
-    return [part._replace(data=padding.fill_up(part.data, longest)) for part in step]
+    longest = tf.reduce_max([padding.sizes(one.data) for one in step], axis=0)
+    return [one._replace(data=padding.fill_up(one.data, longest)) for one in step]
 
 
 def _together(step: tuple[MicroBatch, ...], padding: Padding | None) -> list[Any]:
-    """The leaves of the batch that the parts of one step make."""
-    counts = [int(part.count) for part in step]
-    assert {int(part.total) for part in step} == {sum(counts)}
+    """The leaves of the batch that the micro-batches of one step make."""
+    counts = [int(one.count) for one in step]
+    assert {int(one.total) for one in step} == {sum(counts)}
     assert max(counts) - min(counts) <= 1
-    parts = _filled_up(list(step), padding) if padding else step
-    leaves = [_leaves(part.data) for part in parts]
+    micro_batches = _filled_up(list(step), padding) if padding else step
+    leaves = [_leaves(one.data) for one in micro_batches]
     return [
         [row for rows, count in zip(rank_rows, counts, strict=True) for row in rows[:count]]
         if isinstance(rank_rows[0], list)
@@ -68,17 +71,17 @@ def _together(step: tuple[MicroBatch, ...], padding: Padding | None) -> list[Any
 
 
 def _epoch_together(splits: list[Split]) -> list[list[Any]]:
-    everyones = [list(own.parts) for own in splits]
-    assert len({len(parts) for parts in everyones}) == 1
+    everyones = [list(own.micro_batches) for own in splits]
+    assert len({len(micro_batches) for micro_batches in everyones}) == 1
     return [_together(step, splits[0].padding) for step in zip(*everyones, strict=True)]
 
 
-def assert_parts_are_batches(
+def assert_micro_batches_make_batches(
     make: Callable[[], tf.data.Dataset], size: int, epochs: int = 2, peek: str = "none"
 ) -> None:
     """Compares epochs of all ranks with epochs of plain TensorFlow.
 
-    Before each of them, also before the parts are made, user code may have a look at the data.
+    Before each of them, also before the micro-batches are made, user code may look at the data.
     """
     plain = make()
     with _free_order():
@@ -88,7 +91,7 @@ def assert_parts_are_batches(
         for dataset in (plain, *everyones):
             PEEKS[peek](dataset)
         splits = splits or [split(one, rank, size) for rank, one in enumerate(everyones)]
-        structures = [splits[0].parts.element_spec.data, plain.element_spec]
+        structures = [splits[0].micro_batches.element_spec.data, plain.element_spec]
         assert len({repr(tf.nest.map_structure(type, one)) for one in structures}) == 1
         assert _epoch_together(splits) == [_leaves(batch) for batch in plain]
 
@@ -294,7 +297,7 @@ _examples = int(os.environ.get("TNT_EXAMPLES", "0"))
     epochs=st.integers(1, 3),
     peek=names(sorted(PEEKS)),
 )
-def test_parts_of_any_chain_are_its_batches(
+def test_micro_batches_of_any_chain_are_its_batches(
     source: str,
     elements: list[str],
     batching: str,
@@ -320,44 +323,50 @@ def test_parts_of_any_chain_are_its_batches(
             dataset = BATCHES[name](dataset)
         return dataset.take(12)
 
-    assert_parts_are_batches(make, size, epochs, peek)
+    assert_micro_batches_make_batches(make, size, epochs, peek)
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_parts_behind(name: str) -> None:
+def test_micro_batches_behind(name: str) -> None:
     for size in (2, 3):
-        assert_parts_are_batches(lambda: ELEMENTS[name](_range(14)).map(_add_one).batch(4), size)
+        assert_micro_batches_make_batches(
+            lambda: ELEMENTS[name](_range(14)).map(_add_one).batch(4), size
+        )
 
 
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("name", _batchings(1, False))
-def test_parts_of(name: str, drop: bool) -> None:
-    assert_parts_are_batches(lambda: _batchings(4, drop)[name](_range(14).map(_add_one)), 3)
+def test_micro_batches_of(name: str, drop: bool) -> None:
+    assert_micro_batches_make_batches(
+        lambda: _batchings(4, drop)[name](_range(14).map(_add_one)), 3
+    )
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_parts_before(name: str) -> None:
-    assert_parts_are_batches(lambda: BATCHES[name](_range(14).map(_add_one).batch(4)), 3)
+def test_micro_batches_before(name: str) -> None:
+    assert_micro_batches_make_batches(lambda: BATCHES[name](_range(14).map(_add_one).batch(4)), 3)
 
 
 def _named(i: Any, j: Any) -> dict[str, Any]:
     return {"b": i, "a": (j,)}
 
 
-def test_parts_behind_a_map_from_one_kind_of_dictionary_to_another() -> None:
+def test_micro_batches_behind_a_map_from_one_kind_of_dictionary_to_another() -> None:
     ordered = OrderedDict([("b", [1, 2, 3]), ("a", [4, 5, 6])])
     dataset = tf.data.Dataset.from_tensor_slices(ordered)
-    assert_parts_are_batches(lambda: dataset.batch(2).map(dict), 2)
-    assert_parts_are_batches(lambda: dataset.map(dict).map(lambda element: element).batch(2), 2)
+    assert_micro_batches_make_batches(lambda: dataset.batch(2).map(dict), 2)
+    assert_micro_batches_make_batches(
+        lambda: dataset.map(dict).map(lambda element: element).batch(2), 2
+    )
 
 
 @pytest.mark.parametrize("of_batches", [False, True])
-def test_parts_behind_a_map_that_changes_the_structure_only(of_batches: bool) -> None:
+def test_micro_batches_behind_a_map_that_changes_the_structure_only(of_batches: bool) -> None:
     def make() -> tf.data.Dataset:
         dataset = tf.data.Dataset.zip((_range(14).map(_add_one), _range(14)))
         return dataset.batch(4).map(_named) if of_batches else dataset.map(_named).batch(4)
 
-    assert_parts_are_batches(make, 3)
+    assert_micro_batches_make_batches(make, 3)
 
 
 # Transformations that become neighbours must not be fused where the user's would not have been
@@ -406,7 +415,7 @@ SHUFFLED_AND_REPEATED: dict[str, Callable[[], tf.data.Dataset]] = {
 
 @pytest.mark.parametrize("name", SHUFFLED_AND_REPEATED)
 def test_a_shuffle_and_a_repeat_have_the_order_they_have_in_one_process(name: str) -> None:
-    assert_parts_are_batches(SHUFFLED_AND_REPEATED[name], 2, epochs=3)
+    assert_micro_batches_make_batches(SHUFFLED_AND_REPEATED[name], 2, epochs=3)
 
 
 # Functions do what they did when the dataset was made
@@ -417,7 +426,7 @@ def _in_loop(change: Callable[[tf.data.Dataset, Callable[[], int]], tf.data.Data
     several = []
     for number in (100, 200, 300):
         several.append(change(_range(4), lambda: number))  # noqa: B023
-    return [_leaves(part.data)[0] for one in several for part in split(one, 1, 2).parts]
+    return [_leaves(own.data)[0] for one in several for own in split(one, 1, 2).micro_batches]
 
 
 def test_functions_in_a_loop_are_not_traced_again_where_order_is_fixed() -> None:
@@ -496,15 +505,15 @@ def _twice(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def test_a_look_counts_as_well_if_the_state_of_the_shuffle_cannot_be_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "_MOST_WRITTEN_OUT", -1)
+    monkeypatch.setattr(dataset_state, "_MOST_WRITTEN_OUT", -1)
     for name in ("map, shuffle, batch", "batch, map, cache, shuffle"):
-        assert_parts_are_batches(LOOKED_AT[name], 2, peek="first")
+        assert_micro_batches_make_batches(LOOKED_AT[name], 2, peek="first")
 
 
 @pytest.mark.parametrize("peek", ["first", "all"])
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_look_at_the_data_counts_as_in_one_process(name: str, peek: str) -> None:
-    assert_parts_are_batches(LOOKED_AT[name], 2, peek=peek)
+    assert_micro_batches_make_batches(LOOKED_AT[name], 2, peek=peek)
 
 
 # Each rank does its own share of the work
@@ -574,17 +583,17 @@ def test_each_rank_maps_its_own_samples_only(name: str) -> None:
         order._uses = itertools.count()  # as on a rank of its own
         counter = Counter()
         own = split(DIVIDED[name](lambda ds, counter=counter: ds.map(counter)), rank, 3)
-        list(own.parts)
+        list(own.micro_batches)
         calls.append(counter.calls)
     assert [len(one) for one in calls] == [8, 8, 8]
     if name != "interleave, map" and "repeat" not in name:
         assert len({i for one in calls for i in one}) == 24
 
 
-def test_a_part_in_memory_is_made_once_in_two_epochs() -> None:
+def test_a_micro_batch_in_memory_is_made_once_in_two_epochs() -> None:
     counter = Counter()
     own = split(_range(24).map(counter).cache().batch(6), 1, 3)
-    assert [list(map(_leaves, own.parts)) for _ in range(2)]
+    assert [list(map(_leaves, own.micro_batches)) for _ in range(2)]
     assert len(counter.calls) == 8
 
 
@@ -623,7 +632,7 @@ def test_ranks_do_not_write_each_others_files(tmp_path: Path) -> None:
 
     plain = [_leaves(batch) for batch in _range(9).map(_add_one).batch(4)]
     for make in (cached, stored):
-        iterators = [iter(split(make(), rank, 2).parts) for rank in range(2)]
+        iterators = [iter(split(make(), rank, 2).micro_batches) for rank in range(2)]
         steps = [_together(step, None) for step in zip(*iterators, strict=True)]
         assert steps == plain
         assert _epoch_together([split(make(), rank, 2) for rank in range(2)]) == plain
@@ -642,7 +651,7 @@ def test_image_folder(tmp_path: Path) -> None:
             tmp_path, image_size=(4, 4), batch_size=4, seed=3, verbose=False
         ).prefetch(2)
 
-    assert_parts_are_batches(make, 3)
+    assert_micro_batches_make_batches(make, 3)
 
 
 def test_records(tmp_path: Path) -> None:
@@ -687,13 +696,13 @@ def test_a_map_that_keeps_count_sees_all_samples(count: Callable[[tf.Variable], 
         return _range(9).map(lambda i: (i, tf.identity(count(counter)))).batch(4)
 
     counters: list[tf.Variable] = []  # a dataset does not keep its variables
-    assert_parts_are_batches(make, 2)
+    assert_micro_batches_make_batches(make, 2)
 
 
 def test_batches_whose_tensors_do_not_go_together_are_an_error() -> None:
     zipped = tf.data.Dataset.zip((_range(9).batch(4), _range(9).batch(3)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of samples"):
-        list(split(zipped, 0, 2).parts)
+        list(split(zipped, 0, 2).micro_batches)
 
 
 BATCH_SIZES: dict[str, tuple[Callable[[], tf.data.Dataset], int | None]] = {
@@ -746,7 +755,7 @@ def test_two_views_of_one_shuffled_dataset_go_together(batched: bool) -> None:
 
 
 def _draws(make: Callable[[], tf.data.Dataset], rank: int) -> list[Any]:
-    return [_leaves(part.data) for part in split(make(), rank, 2).parts]
+    return [_leaves(one.data) for one in split(make(), rank, 2).micro_batches]
 
 
 AUGMENTATIONS: dict[str, Callable[[], tf.data.Dataset]] = {
@@ -762,7 +771,7 @@ def test_ranks_draw_different_numbers_and_the_same_in_each_run(name: str) -> Non
     runs = [[_draws(AUGMENTATIONS[name], rank) for rank in range(2)] for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
-    assert pipeline.global_seed() == 7
+    assert internals.global_seed() == 7
 
 
 def test_keras_layers_draw_different_numbers_on_each_rank() -> None:
@@ -788,7 +797,7 @@ def test_a_variable_next_to_a_generator_is_left_alone() -> None:
     before = tf.random.Generator.from_seed(5).state.numpy()
     assert table.numpy().tolist() == [0, 1, 2]
     assert generator.state.numpy().tolist() != before.tolist()
-    assert [_leaves(part.data)[0] for part in own.parts] == [[2, 0], [0, 1]]
+    assert [_leaves(one.data)[0] for one in own.micro_batches] == [[2, 0], [0, 1]]
 
 
 def test_generators_draw_different_numbers_on_each_rank() -> None:

@@ -1,9 +1,9 @@
 """Rows of arrays in memory, taken batch by batch, with no copy of an array as a whole.
 
-Keras makes TensorFlow tensors of all arrays before it takes the first batch: a second copy
-of NumPy arrays, all of a memory-mapped file, and a cast copy of what is not in the default
-float type. Here an array stays what and where it is. A batch is read, and cast, when its
-turn comes, into the values, types and structure that Keras would give.
+Keras turns all arrays into TensorFlow tensors before it takes the first batch: a second copy of
+NumPy arrays, all of a memory-mapped file, and a cast copy of what is not in the default float type.
+Here an array stays as it is. A batch is read and cast when its turn comes, with the values, types
+and structure that Keras would give.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ _NUMBERS = _FLOATS | {
 }  # fmt: skip
 
 
-class Rows:
+class ArrayRows:
     """The samples of a structure of arrays, by their numbers.
 
     Tensors, and what NumPy can view, are not copied. A tensor on a GPU is fetched once, and
     an object with nothing but `__array__` is asked for it once.
 
     Args:
-        arrays: Arrays with as many rows each, or None, in any structure; `can_take(arrays)`.
+        arrays: Arrays with the same number of rows, or None, in any structure for which
+            `can_take(arrays)` is true.
         floatx: The name of the type that floats of all other types are cast to.
 
     Attributes:
         spec: What `take` returns, in the same structure, with the number of rows left open.
 
     Example:
-        >>> rows = Rows((x, y), "float32")
+        >>> rows = ArrayRows((x, y), "float32")
         >>> tf.data.Dataset.range(len(rows)).batch(32).map(rows.take)
     """
 
@@ -84,7 +85,7 @@ class Rows:
 
 
 def can_take(arrays: Any) -> bool:
-    """Whether `Rows` and `split` can serve a structure; others are left to Keras."""
+    """Whether `ArrayRows` and `split` can serve a structure; others are left to Keras."""
     leaves = tf.nest.flatten(arrays)
     return any(leaf is not None for leaf in leaves) and all(_can_take(leaf) for leaf in leaves)
 
@@ -111,10 +112,10 @@ class _InGraph:
 
 
 class _InPython(ABC):
-    """What Python reads the rows of.
+    """An array whose rows Python reads.
 
     Args:
-        array: It, with a `shape`.
+        array: The array, with a `shape`.
         dtype: The name of the type that its rows are to have.
     """
 
@@ -128,11 +129,11 @@ class _InPython(ABC):
 
     @abstractmethod
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
-        """The rows as an array of their own, never a view: TensorFlow may write into it."""
+        """The rows as a new array, never a view: TensorFlow may write into it."""
 
 
 class _Numbers(_InPython):
-    """An array of NumPy's, in any layout."""
+    """A NumPy array of numbers, in any layout."""
 
     def __init__(self, array: np.ndarray, floatx: str) -> None:
         super().__init__(array, _cast_name(array.dtype, floatx))
@@ -140,7 +141,7 @@ class _Numbers(_InPython):
         self._is_plain = flags.c_contiguous and flags.aligned and array.dtype.isnative
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
-        # np.take is the fastest, but makes a plain array of the whole of another one first.
+        # np.take is the fastest, but first copies the whole of an array that is not plain.
         if isinstance(rows, slice) or not self._is_plain:
             return _copied(self._array[rows], self._dtype)
         if self._array.dtype != self._dtype:
@@ -151,7 +152,7 @@ class _Numbers(_InPython):
 
 
 class _Strings(_InPython):
-    """An array of Python's strings."""
+    """An array of Python strings."""
 
     def __init__(self, array: np.ndarray) -> None:
         super().__init__(array, "string")
@@ -200,7 +201,7 @@ def _column(leaf: Any, floatx: str) -> _InGraph | _InPython | None:
 
 
 def _viewed(leaf: Any) -> tf.Tensor | np.ndarray:
-    """The same memory as a tensor or an array of NumPy's own, where that is possible."""
+    """The same memory as a tensor or a NumPy array, where that is possible."""
     if _is_tensor(leaf):
         tensor = tf.convert_to_tensor(leaf)
         if "CPU" not in tensor.device:
@@ -227,7 +228,7 @@ def _can_take(leaf: Any) -> bool:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or not hasattr(leaf, "shape"):
         return False
     if _is_frame(leaf):
-        # The type that all columns together have is an object, if they do not go together.
+        # Columns that have no type in common come as objects.
         dtypes = [*leaf.dtypes, leaf.iloc[:0].to_numpy().dtype]
         return all(isinstance(dtype, np.dtype) and _name(dtype) in _NUMBERS for dtype in dtypes)
     if "sparse" in type(leaf).__module__ or not hasattr(leaf, "__array__") or not leaf.shape:
@@ -241,7 +242,7 @@ def _has_numpy_numbers(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if _is_series(leaf) and not isinstance(dtype, np.dtype):
         return False
-    # A type without a name is one of PyTorch's. It has some that it cannot give to NumPy.
+    # A type without a name is one of PyTorch, which has some that NumPy does not know.
     return _name(dtype) in _NUMBERS and (hasattr(dtype, "name") or _name(dtype) in np.sctypeDict)
 
 
@@ -283,7 +284,7 @@ def _spec(shape: Any, dtype: str) -> tf.TensorSpec:
 
 
 def _as_slice(indices: np.ndarray) -> slice | np.ndarray:
-    """The slice that has the same rows, if the indices follow each other."""
+    """A slice for the same rows, if the indices are consecutive."""
     if len(indices) == 0 or np.any(np.diff(indices) != 1):
         return indices
     return slice(int(indices[0]), int(indices[-1]) + 1)
@@ -296,7 +297,7 @@ def _copied(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that TensorFlow can make a tensor of without copying it."""
+    """An array that TensorFlow can turn into a tensor without copying it."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -buffer.ctypes.data % _ALIGNMENT

@@ -1,10 +1,10 @@
-"""Data from Python code that go on from one epoch to the next, read epoch by epoch.
+"""Data from Python code that continue from one epoch to the next, read epoch by epoch.
 
-TensorFlow reads data ahead of the steps, on each rank as far as it gets. Where an epoch is a
-number of steps and not a pass over the data, it would read beyond the end of the epoch: each
-rank another number of batches, while an `on_epoch_end` of the user's changes them, or draws
-random numbers in between. The ranks would go on with different batches. So an epoch is made
-a pass of its own, that ends where the epoch does.
+TensorFlow reads data ahead of the steps, on each rank as far as it gets. Where an epoch is a number
+of steps and not a pass over the data, it would read beyond the end of the epoch: on each rank a
+different number of batches, while the user's `on_epoch_end` changes the data or draws random
+numbers. The ranks would continue with different batches. So each epoch gets a pass of its own,
+which ends where the epoch does.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Passes:
-    """Makes passes of so many batches over data that go on.
+class Epochs:
+    """Turns data that do not end with the epoch into one pass for each epoch.
 
     Args:
         begin: Begins to read the data, from their beginning.
-        steps: How many batches a pass has.
-        anew: Whether each pass begins at the beginning; otherwise where the last one ended.
+        steps: How many batches an epoch has.
+        anew: Whether each epoch begins at the beginning; otherwise where the last one ended.
 
     Example:
-        >>> passes = Passes(itertools.count, steps=3)
-        >>> list(passes()), list(passes())
+        >>> epochs = Epochs(itertools.count, steps=3)
+        >>> list(epochs()), list(epochs())
         ([0, 1, 2], [3, 4, 5])
     """
 
@@ -41,6 +41,6 @@ class Passes:
             try:
                 batch = next(batches)
             except StopIteration:
-                self._batches = None  # the next pass begins anew, as in Keras
+                self._batches = None  # the next epoch begins anew, as in Keras
                 return
             yield batch

@@ -1,7 +1,7 @@
-"""From a global batch to this rank's part of it.
+"""From a global batch to this rank's micro-batch.
 
-The parts of the ranks are contiguous, follow each other in the order of the ranks, and
-their sizes differ by at most one, so that the parts put together are the global batch.
+Micro-batches are contiguous, follow each other in the order of the ranks, and differ in size by at
+most one sample. Joined together, they are the global batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tarantella.errors import InputError
 
 NOT_BATCHED = (
     "The dataset is not in batches. Batch it with the global batch size, "
-    "`dataset = dataset.batch(batch_size)`, or state `tnt_micro_batch_size`."
+    "`dataset = dataset.batch(batch_size)`, or pass `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)
 # What to do with batches that cannot be cut by their first axis.
 OTHER_AXIS = (
     "Each rank gets some of the samples of a batch, which lie along the first axis of its tensors. "
-    "If they lie along another one, pass `tnt_distribute_dataset=False`: every rank then brings "
-    "batches of its own."
+    "If they lie along another axis, pass `tnt_distribute_dataset=False`: every rank then brings "
+    "its own batches."
 )
 _DIFFERENT_SIZES = f"The tensors of a batch have different numbers of samples. {OTHER_AXIS}"
 
@@ -30,25 +30,24 @@ _DIFFERENT_SIZES = f"The tensors of a batch have different numbers of samples. {
 class MicroBatch(NamedTuple):
     """What one rank works on in one step.
 
-    A rank that gets no sample of a batch (there are fewer samples than ranks) is given the
-    batch's last sample to compute on, so that no layer ever meets an empty tensor, and
-    counts for nothing.
+    A rank that gets no sample of a batch (there are fewer samples than ranks) is given the batch's
+    last sample to compute on, so that no layer ever sees an empty tensor. It counts for nothing.
 
     Attributes:
         count: How many samples of the global batch are this rank's; can be 0.
         total: How many samples the global batch has.
         data: The samples, in the structure of the dataset's elements; at least one.
-        mark: A number that batches with different samples do not share, or nothing.
+        fingerprint: A number that differs between batches with different samples, or nothing.
     """
 
     count: Any
     total: Any
     data: Any
-    mark: Any = ()
+    fingerprint: Any = ()
 
 
 def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Where the part of `rank` begins in a batch of `total` samples, and its length."""
+    """Where the micro-batch of `rank` begins in a batch of `total` samples, and its size."""
     share, remainder = total // size, total % size
     if isinstance(total, int):
         return rank * share + min(rank, remainder), share + int(rank < remainder)
@@ -57,7 +56,7 @@ def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 
 def cut(batch: Any, rank: int, size: int) -> MicroBatch:
-    """The part of `rank` in a global batch of tensors, ragged or sparse tensors."""
+    """The micro-batch of `rank` in a global batch of dense, ragged or sparse tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if _is_batched(leaf)]
     if not leaves:
         raise InputError(NOT_BATCHED)
@@ -96,21 +95,21 @@ def common_total(totals: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.identity(total)
 
 
-def mark(samples: Any) -> tf.Tensor:
-    """A number that differs for different samples, made of the first one of them."""
-    return mark_of_one(
+def fingerprint_of_first_sample(batch: Any) -> tf.Tensor:
+    """A number that differs between batches that begin with different samples."""
+    return fingerprint(
         [
             leaf[:1]
-            for leaf in tf.nest.flatten(samples)
+            for leaf in tf.nest.flatten(batch)
             if isinstance(leaf, _SLICED) and _rank(leaf) != 0
         ]
     )
 
 
-def mark_of_one(sample: Any) -> tf.Tensor:
-    """A number that differs for different samples."""
+def fingerprint(samples: Any) -> tf.Tensor:
+    """A number that differs between different samples."""
     number = tf.constant(0, tf.int64)
-    for leaf in tf.nest.flatten(sample):
+    for leaf in tf.nest.flatten(samples):
         if isinstance(leaf, tf.RaggedTensor):
             leaf = leaf.flat_values
         if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.variant, tf.resource):
@@ -150,7 +149,7 @@ def row_count(leaf: Any) -> tf.Tensor:
 
 
 def slice_rows(leaf: Any, begin: Any, rows: Any) -> Any:
-    """So many rows of a dense, ragged or sparse tensor."""
+    """The given number of rows of a dense, ragged or sparse tensor, from `begin` on."""
     if isinstance(leaf, tf.SparseTensor):
         start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], 0)
         extent = tf.concat([[tf.cast(rows, tf.int64)], leaf.dense_shape[1:]], 0)

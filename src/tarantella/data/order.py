@@ -1,9 +1,8 @@
 """The same samples in the same order on every rank.
 
-A `shuffle` without a seed orders the samples differently in every process. Such a dataset
-is taken apart and put together again with seeds that all ranks share; everything else
-about it stays. What was given a seed, by the user or through `tf.random.set_seed`, is
-kept.
+A `shuffle` without a seed orders the samples differently in every process. Such a dataset is taken
+apart and rebuilt with seeds that all ranks share; everything else about it stays the same. A seed
+that the user gave, there or with `tf.random.set_seed`, is kept.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.data import pipeline, randomness
+from tarantella.data import dataset_state, pipeline, randomness, rebuild
+from tarantella.data.function_seeds import NO_SEED, ORDERING_NODES, seeds, with_seeds
+from tarantella.data.functions import PYTHON_NODES, generator_states, is_keras_seed, nodes
 from tarantella.errors import InputError
+from tarantella.internals import tensorflow as internals
+from tarantella.internals.tensorflow import MissingNameError, concrete, functions, is_a, sources
 from tarantella.runtime.log import LOGGER
 
-# What stands in for a seed that was not given. TensorFlow takes (0, 0) for "none". Each
-# transformation gets another one, so that two shuffles are not alike.
+# What stands in for a seed that was not given. Each transformation gets another one, so that two
+# shuffles differ.
 _FIRST_SEED = 7919
-_NO_SEED = (0, 0)
 
-# Besides operations with a seed, those that draw, and Python functions, which may do anything.
-_DRAWS = ("RngReadAndSkip", "PyFunc", "PyFuncStateless", "EagerPyFunc")
+# What may draw besides operations with a seed.
+_DRAWS = ("RngReadAndSkip", *PYTHON_NODES)
 
-# Datasets with an order of their own, as they are called inside of a function.
-_ORDERING_NODES = ("ShuffleDataset", "RandomDataset")
 # What makes datasets of its elements. With a shuffle among these, each pass may have another order.
 _MAKE_DATASETS = {"interleave", "flat_map", "group_by_window"}
 # What may give another order in each pass.
@@ -46,65 +46,87 @@ _uses = itertools.count()
 
 
 def with_common_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset itself, or one that differs only in having the order of all ranks."""
-    dataset = pipeline.unwrapped(dataset)
-    if not any(_is_free(one) for one in pipeline.ancestors(dataset)):
+    """The dataset itself, or one that differs only in having the same order on all ranks."""
+    dataset = internals.unwrapped(dataset)
+    if not any(_is_random(one) for one in pipeline.ancestors(dataset)):
         return dataset
-    return in_common_order(dataset, with_common_order)
+    try:
+        return in_common_order(dataset, with_common_order)
+    except MissingNameError as missing:
+        raise InputError(
+            f"Tarantella does not know the transformation `{pipeline.name_of(dataset)}` well "
+            f"enough to give it the same order on all ranks (`{missing.private_name}`). Give every "
+            "shuffle a seed (`shuffle(buffer_size, seed=42)`), set `deterministic=True`, and cache "
+            "in memory."
+        ) from missing
 
 
-def in_common_order(dataset: tf.data.Dataset, replace: pipeline.Replace) -> tf.data.Dataset:
+def in_common_order(dataset: tf.data.Dataset, replace: internals.Replace) -> tf.data.Dataset:
     """The same transformation of what `replace` makes of its inputs, alike on all ranks."""
-    if isinstance(dataset, pipeline.Shuffle) and pipeline.is_free(dataset):
-        (source,) = pipeline.sources(dataset)
-        return pipeline.shuffled(replace(source), dataset, _seed_of(dataset))
-    if isinstance(dataset, pipeline.Random) and pipeline.is_free(dataset):
-        return pipeline.random_numbers(dataset, _seed_of(dataset))
-    if isinstance(dataset, pipeline.Shuffle) and not keeps_order(dataset):
+    if is_a(dataset, internals.SHUFFLE) and pipeline.has_no_seed(dataset):
+        (source,) = sources(dataset)
+        return rebuild.shuffled(replace(source), dataset, _seed_of(dataset))
+    if is_a(dataset, internals.RANDOM) and pipeline.has_no_seed(dataset):
+        return rebuild.random_numbers(dataset, _seed_of(dataset))
+    if is_a(dataset, internals.SHUFFLE) and not keeps_order(dataset):
         LOGGER.warning(
-            "The dataset holds large tensors in front of a `shuffle`. If a script goes through it "
+            "The dataset holds large tensors in front of a `shuffle`. If a script iterates over it "
             "before it trains with it, the order in training is not that of a single process."
         )
-        (source,) = pipeline.sources(dataset)
-        return pipeline.shuffled(replace(source), dataset)
+        (source,) = sources(dataset)
+        return rebuild.shuffled(replace(source), dataset)
     traced = [
-        _seeded(function, _seed_of(dataset)) if _draws_freely(dataset, function) else function
-        for function in pipeline.functions(dataset)
+        _seeded(function, _seed_of(dataset)) if _draws_unseeded(dataset, function) else function
+        for function in functions(dataset)
     ]
-    return pipeline.over(dataset, replace, traced)
+    return rebuild.over(dataset, replace, traced)
 
 
 def keeps_order(dataset: tf.data.Dataset) -> bool:
-    """Whether a shuffle that is made again goes on with the orders of the user's own."""
+    """Whether a shuffle that is rebuilt continues the orders of the user's own."""
     return (
-        not isinstance(dataset, pipeline.Shuffle)
+        not is_a(dataset, internals.SHUFFLE)
         or not pipeline.reshuffles(dataset)
-        or pipeline.is_free(dataset)
-        or pipeline.has_light_input(dataset)
+        or pipeline.has_no_seed(dataset)
+        or dataset_state.can_be_written_out(dataset)
     )
 
 
 @contextmanager
 def common_seed() -> Iterator[None]:
     """Gives random operations made meanwhile one seed on all ranks, if the user gave none."""
-    if pipeline.global_seed() is not None:
+    if internals.global_seed() is not None:
         yield
     else:
-        with pipeline.seeded(_seed()):
+        with internals.seeded(_seed()):
             yield
 
 
 def may_draw(dataset: tf.data.Dataset) -> bool:
     """Whether a function on the way to a dataset may draw random numbers, on each rank others."""
-    functions = (f for one in pipeline.ancestors(dataset) for f in pipeline.functions(one))
     return any(
-        any(map(pipeline.is_seed, function.function.graph.variables))
-        or any("seed" in node.attr or node.op in _DRAWS for node in pipeline.nodes(function))
-        for function in functions
+        any(map(is_keras_seed, concrete(function).graph.variables))
+        or any("seed" in node.attr or node.op in _DRAWS for node in nodes(function))
+        for one in pipeline.ancestors(dataset)
+        for function in functions(one)
     )
 
 
-def goes_on(dataset: tf.data.Dataset) -> bool:
+def restarts_each_pass(dataset: tf.data.Dataset) -> bool:
+    """Whether a pass depends on nothing but how often passes were begun before.
+
+    Not so if it may draw random numbers, or if we cannot tell.
+    """
+    try:
+        return not may_draw(dataset) and not continues_across_passes(dataset)
+    except MissingNameError as missing:
+        internals.tell_once(
+            missing, "to resume training, the epochs that are done are read once more."
+        )
+        return False
+
+
+def continues_across_passes(dataset: tf.data.Dataset) -> bool:
     """Whether the order in a pass may depend on more than how often passes were begun before."""
     names = {pipeline.name_of(one) for one in pipeline.ancestors(dataset) if not _only_joins(one)}
     return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
@@ -113,43 +135,43 @@ def goes_on(dataset: tf.data.Dataset) -> bool:
 def is_settled(dataset: tf.data.Dataset) -> bool:
     """Whether the elements have the same order in each pass."""
     return not any(
-        (isinstance(one, pipeline.Shuffle) and pipeline.reshuffles(one))
-        or isinstance(one, pipeline.Random)
+        (is_a(one, internals.SHUFFLE) and pipeline.reshuffles(one))
+        or is_a(one, internals.RANDOM)
         or (pipeline.name_of(one) in _MAKE_DATASETS and not _only_joins(one))
         for one in pipeline.ancestors(dataset)
     )
 
 
 def _only_joins(dataset: tf.data.Dataset) -> bool:
-    """Whether it puts datasets together that are the same in each pass, as the lines of files."""
+    """Whether it joins datasets that are the same in each pass, such as the lines of files."""
     return pipeline.name_of(dataset) in _MAKE_DATASETS and not any(
-        node.op.startswith(_ORDERING_NODES)
-        for function in pipeline.functions(dataset)
-        for node in pipeline.nodes(function)
+        node.op.startswith(tuple(ORDERING_NODES))
+        for function in functions(dataset)
+        for node in nodes(function)
     )
 
 
 def drawing_as_rank(function: Any, rank: int) -> Any:
     """The function of a `map` of one rank's samples, with random draws of that rank.
 
-    With one seed on all ranks, the first sample of each would be treated alike, and so would
+    With one seed on all ranks, the first sample of each rank would be treated alike, and so would
     the second and all others. The master draws as it would alone.
     """
-    for variable in filter(pipeline.is_seed, function.function.graph.variables):
+    states = generator_states(function)
+    own = function
+    if rank != 0 and any(one != NO_SEED for one in seeds(function)):
+        own = with_seeds(function, partial(randomness.operation_seeds_of_rank, rank=rank))
+    for variable in filter(is_keras_seed, concrete(function).graph.variables):
         variable.assign(randomness.seed_of_rank(variable.numpy(), rank))
-    for variable in pipeline.generator_states(function):
+    for variable in states:
         variable.assign(randomness.generator_of_rank(variable.numpy(), rank))
-    if rank == 0 or not any(seeds != _NO_SEED for seeds in pipeline.seeds(function)):
-        return function
-    return pipeline.with_seeds(function, partial(randomness.operation_seeds_of_rank, rank=rank))
+    return own
 
 
 def _seeded(function: Any, seed: int) -> Any:
     """A function with seeds where it has none."""
     numbers = itertools.count(1)
-    return pipeline.with_seeds(
-        function, lambda *seeds: (seed, next(numbers)) if seeds == _NO_SEED else seeds
-    )
+    return with_seeds(function, lambda *old: (seed, next(numbers)) if old == NO_SEED else old)
 
 
 def _seed() -> int:
@@ -157,9 +179,9 @@ def _seed() -> int:
 
 
 def _seed_of(dataset: tf.data.Dataset) -> int:
-    """The seed of a transformation that has none; always the same one.
+    """The seed for a transformation that has none; always the same one.
 
-    Data for training and for validation may both come from one shuffled dataset.
+    Training and validation data may both come from one shuffled dataset.
     """
     attributes = vars(dataset)
     if "_tnt_seed" not in attributes:
@@ -168,25 +190,24 @@ def _seed_of(dataset: tf.data.Dataset) -> int:
     return seed
 
 
-def _is_free(dataset: tf.data.Dataset) -> bool:
+def _is_random(dataset: tf.data.Dataset) -> bool:
     """Whether a transformation leaves the order, or what it draws, to chance."""
-    if isinstance(dataset, (pipeline.Shuffle, pipeline.Random)):
-        return pipeline.is_free(dataset)
-    if isinstance(dataset, pipeline.ParallelInterleave) and not (
-        pipeline.has_light_input(dataset) and pipeline.says_in_order(dataset)
+    if is_a(dataset, internals.SHUFFLE, internals.RANDOM):
+        return pipeline.has_no_seed(dataset)
+    if is_a(dataset, internals.PARALLEL_INTERLEAVE) and not (
+        dataset_state.can_be_written_out(dataset) and dataset_state.is_in_order(dataset)
     ):
         return True
-    return getattr(dataset, "_deterministic", None) == "false" or any(
-        _draws_freely(dataset, function) for function in pipeline.functions(dataset)
+    return internals.is_nondeterministic(dataset) or any(
+        _draws_unseeded(dataset, function) for function in functions(dataset)
     )
 
 
-def _draws_freely(dataset: tf.data.Dataset, function: Any) -> bool:
-    nodes = pipeline.nodes(function)
-    if any(node.attr["deterministic"].s == b"false" for node in nodes):
+def _draws_unseeded(dataset: tf.data.Dataset, function: Any) -> bool:
+    if any(node.attr["deterministic"].s == b"false" for node in nodes(function)):
         raise InputError(
             f"A dataset inside the function of `{pipeline.name_of(dataset)}` leaves the order of "
-            "its elements to chance, which is another one on every rank: set `deterministic=True` "
+            "its elements to chance, so it differs between the ranks: set `deterministic=True` "
             "there."
         )
-    return _NO_SEED in pipeline.seeds(function)
+    return NO_SEED in seeds(function)

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Padding:
-    """What a `padded_batch` does to dimensions that it was not told the size of.
+    """What a `padded_batch` does to axes whose length it was not told.
 
     Attributes:
-        free: For each tensor of an element, the axes of a batch of it that are as long as
-            the longest sample.
-        values: For each tensor, what it is filled up with.
+        free: For each tensor of an element, the axes of its batch that are as long as the longest
+            sample.
+        values: For each tensor, the value that it is padded with.
     """
 
     free: tuple[tuple[int, ...], ...]
@@ -36,7 +36,7 @@ class Padding:
         return sum(map(len, self.free))
 
     def sizes(self, batch: Any) -> tf.Tensor:
-        """How long the free axes of a batch are."""
+        """The lengths of the free axes of a batch."""
         return tf.stack(
             [
                 tf.shape(leaf, out_type=tf.int64)[axis]

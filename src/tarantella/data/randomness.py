@@ -1,4 +1,4 @@
-"""Random numbers that must be the same on all ranks, and those that must not."""
+"""Random numbers that must be the same on all ranks, and those that must differ."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
-    """The state of a Keras seed generator, for one rank; rank 0 has the one that is given.
+    """The state of a Keras seed generator for one rank; rank 0 keeps the given one.
 
-    Random layers must not treat the samples of all ranks alike, as one seed would.
+    With one seed, random layers would treat the samples of all ranks alike.
     """
     state = state.copy()
     state[0] = (int(state[0]) + rank * _SEED_STRIDE) % 2**32
@@ -26,21 +26,21 @@ def seed_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
 
 
 def generator_of_rank(state: np.ndarray, rank: int) -> np.ndarray:
-    """The state of a `tf.random.Generator`, for one rank, as `seed_of_rank`."""
+    """The state of a `tf.random.Generator` for one rank, as in `seed_of_rank`."""
     state = state.copy()
     state[-1] += rank * _SEED_STRIDE  # its key
     return state
 
 
 def operation_seeds_of_rank(seed: int, seed2: int, rank: int) -> tuple[int, int]:
-    """The seeds of a random operation, for one rank, as `seed_of_rank`."""
-    if not seed and not seed2:  # it draws by chance
+    """The seeds of a random operation for one rank, as in `seed_of_rank`."""
+    if not seed and not seed2:  # it was given none
         return seed, seed2
     return (seed + rank * _SEED_STRIDE) % 2**31 or 1, seed2
 
 
 def share() -> None:
-    """Gives all ranks the state of the master's random generators, those that modules hold.
+    """Gives all ranks the state of the master's global random generators.
 
     A generator of batches, or a `PyDataset` that shuffles after each epoch, then draws the
     same on all ranks, with or without a seed. Every rank must call it.

@@ -1,12 +1,12 @@
 """The steps of all ranks, taken together: how large each is, and when they end.
 
-Before a rank takes a step it has to know how many samples all ranks have in it, and that
-none of them has come to its end. So each rank announces the numbers of a step as soon as
-its input pipeline has it ready, some steps ahead, and hears those of the others when it
-takes the step, by when they have long arrived.
+Before a rank takes a step it has to know how many samples all ranks have in it, and that none of
+them has reached the end of its data. So each rank announces the numbers of a step as soon as its
+input pipeline has it ready, some steps ahead, and receives those of the others when it takes the
+step, by which time they have long arrived.
 
-Only the announcing runs ahead in the pipeline, and it never waits. A dataset that is left
-in the middle leaves nothing behind but a few messages that are never read.
+Only the announcing runs ahead in the pipeline, and it never waits. An iteration that is abandoned
+leaves nothing behind but a few messages that are never read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.waiting import wait_aside
-from tarantella.data import pipeline
+from tarantella.data import optionals
+from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch, slice_rows
-from tarantella.data.split import Split
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, times, watch, world
@@ -32,167 +32,171 @@ from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
-# Where in the numbers of a step there are those of this rank's samples and of all, the mark of
-# the batch, and the sizes of the longest samples.
-_COUNT, _TOTAL, _MARK, _SIZES = range(4)
+# The numbers of a step: how many samples this rank has and all ranks have, the fingerprint of the
+# batch, and from `_SIZES` on the sizes of the longest samples.
+_COUNT, _TOTAL, _FINGERPRINT, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
-_GIVEN_UP = 2**62  # a step that no rank ever comes to
+_GIVEN_UP = 2**62  # a step that no rank ever reaches
 
 # Threads that train at the same time have communicators, and so numbers, of their own.
 _numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
 
-class Steps:
-    """The exchange of numbers between the ranks that go through the same data together.
+class AgreedSteps:
+    """The steps of all ranks over the same data, of which they agree on the size of each.
 
     Args:
-        split: This rank's parts. All ranks make their `Steps` in the same order.
-        own_data: Whether the ranks' data are their own, and a step is made of what each has
-            in it; otherwise they share batches, and must agree on how large these are.
+        split: This rank's micro-batches. All ranks make their `AgreedSteps` in the same order.
+        own_data: Whether the ranks' data are their own, and a step is made of what each has in it;
+            otherwise they share batches, and must agree on how large these are.
 
     Attributes:
-        dataset: The parts, each with the size of its step over all ranks.
+        dataset: The micro-batches, each with the size of its step over all ranks.
     """
 
     def __init__(self, split: Split, own_data: bool = False) -> None:
         self._own_data = own_data
         self._padding = split.padding
         self._finish = split.finish or (lambda data: data)
-        self.dataset = split.parts
+        self.dataset = split.micro_batches
         if split.finish is not None and world.get_size() == 1:
-            self.dataset = split.parts.map(self._finished)
+            self.dataset = split.micro_batches.map(self._finished)
         if world.get_size() > 1:
             self._exchange = _Exchange(own_data, everyone=own_data or split.padding is not None)
-            self._spec = split.parts.element_spec.data
-            self.dataset = self._agreed(split.parts)
+            self._spec = split.micro_batches.element_spec.data
+            self.dataset = self._agreed(split.micro_batches)
 
     @property
     def problem(self) -> Exception | None:
-        """Why the ranks could not go on, if they could not."""
+        """Why the ranks could not continue, if they could not."""
         return None if world.get_size() == 1 else self._exchange.problem
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
-        """Has `tell` called once, with the number of samples of all ranks in the next step."""
+        """Calls `tell` once, with the number of samples of all ranks in the next step."""
         if world.get_size() > 1:
             self._exchange.on_next_step = tell
 
-    def _agreed(self, parts: tf.data.Dataset) -> tf.data.Dataset:
+    def _agreed(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
-        marked = self._ended_by_a_mark(parts)
-        announced = marked.scan(before_the_first, self._announce)
-        taken = announced.prefetch(tf.data.AUTOTUNE).take_while(self._goes_on)
+        announced = self._with_end(micro_batches).scan(before_the_first, self._announce)
+        taken = announced.prefetch(tf.data.AUTOTUNE).take_while(self._is_step)
         # A `map` could be made parallel by TensorFlow, and then run ahead.
-        agreed = taken.scan(pipeline.empty_box(), self._unboxed)
+        agreed = taken.scan(optionals.empty(), self._micro_batch)
         options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False  # would hear ahead of the steps
-        if parts.options().threading.private_threadpool_size is None:
-            # One more than usual: hearing keeps a thread waiting, and the others prepare data.
+        options.experimental_optimization.inject_prefetch = (
+            False  # would receive ahead of the steps
+        )
+        if micro_batches.options().threading.private_threadpool_size is None:
+            # One more than usual: receiving blocks a thread, and the others prepare data.
             options.threading.private_threadpool_size = devices.thread_count(configuration()) + 1
         return agreed.with_options(options)
 
-    def _ended_by_a_mark(self, parts: tf.data.Dataset) -> tf.data.Dataset:
-        """The numbers of each part, and the part in a box, which is empty at the end."""
+    def _with_end(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The numbers of each micro-batch, and its data in an optional that is empty at the end."""
 
         @tf.autograph.experimental.do_not_convert
-        def boxed(part: MicroBatch) -> Any:
-            mark = part.mark if isinstance(part.mark, tf.Tensor) else tf.constant(0, tf.int64)
-            numbers = [tf.stack([part.count, part.total, mark])]
+        def step_of(one: MicroBatch) -> Any:
+            has_fingerprint = isinstance(one.fingerprint, tf.Tensor)
+            fingerprint = one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
+            numbers = [tf.stack([one.count, one.total, fingerprint])]
             if self._padding:
-                numbers.append(self._padding.sizes(part.data))
-            return tf.concat(numbers, 0), pipeline.boxed(self._spec, part.data)
+                numbers.append(self._padding.sizes(one.data))
+            return tf.concat(numbers, 0), optionals.from_value(one.data)
 
         length = _SIZES + (self._padding.count if self._padding else 0)
-        mark = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
-        end = tf.data.Dataset.from_tensors((mark, pipeline.empty_box()))
-        return parts.map(boxed).concatenate(end.repeat() if self._own_data else end)
+        numbers = tf.constant([_ENDED] + [0] * (length - 1), tf.int64)
+        end = tf.data.Dataset.from_tensors((numbers, optionals.empty()))
+        return micro_batches.map(step_of).concatenate(end.repeat() if self._own_data else end)
 
     @tf.autograph.experimental.do_not_convert
     def _announce(self, pass_number: tf.Tensor, step: Any) -> Any:
-        numbers, box = step
-        place = host_call(self._exchange.announce, [pass_number, numbers], tf.int64)
-        place = tf.ensure_shape(place, (2,))
-        return place[0], (place, numbers, box)
+        numbers, data = step
+        position = host_call(self._exchange.announce, [pass_number, numbers], tf.int64)
+        position = tf.ensure_shape(position, (2,))
+        return position[0], (position, numbers, data)
 
     @tf.autograph.experimental.do_not_convert
-    def _goes_on(self, place: tf.Tensor, numbers: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-        del box
-        goes_on = host_call(self._exchange.agree, [place, numbers], tf.bool)
-        return tf.ensure_shape(goes_on, ())
+    def _is_step(self, position: tf.Tensor, numbers: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
+        del data
+        is_step = host_call(self._exchange.agree, [position, numbers], tf.bool)
+        return tf.ensure_shape(is_step, ())
 
     @tf.autograph.experimental.do_not_convert
-    def _unboxed(self, last: tf.Tensor, step: Any) -> Any:
-        """The part; where this rank's own data have ended, its last one, counting nothing."""
-        place, numbers, box = step
+    def _micro_batch(self, last: tf.Tensor, step: Any) -> Any:
+        """The micro-batch; if this rank's own data have ended, the last one, counting nothing."""
+        position, numbers, optional = step
         if self._own_data or self._padding:
-            agreed = host_call(self._exchange.take_agreed, [place], tf.int64)
+            agreed = host_call(self._exchange.take_agreed, [position], tf.int64)
             numbers = tf.ensure_shape(agreed, numbers.shape)
         if self._own_data:
-            box = tf.cond(pipeline.has_element(box), lambda: box, lambda: last)
-        data = pipeline.unboxed(self._spec, box)
+            given = optional
+            optional = tf.cond(optionals.has_value(given), lambda: given, lambda: last)
+        data = optionals.get_value(self._spec, optional)
         if self._own_data:
             rows = tf.maximum(numbers[_COUNT], 1)
             data = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, rows), data)
         if self._padding:
             data = self._padding.fill_up(data, numbers[_SIZES:])
         data = self._finish(data)
-        return box if self._own_data else last, MicroBatch(numbers[_COUNT], numbers[_TOTAL], data)
+        own = MicroBatch(numbers[_COUNT], numbers[_TOTAL], data)
+        return optional if self._own_data else last, own
 
     @tf.autograph.experimental.do_not_convert
-    def _finished(self, part: MicroBatch) -> MicroBatch:
-        return part._replace(data=self._finish(part.data))
+    def _finished(self, one: MicroBatch) -> MicroBatch:
+        return one._replace(data=self._finish(one.data))
 
 
 def _sum_of_all(
-    place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
+    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> np.ndarray:
     ended = [rank for rank, one in everyones.items() if one[_COUNT] == _ENDED]
     if len(ended) == len(everyones):
         return numbers
-    if ended and place[1] == 0:
+    if ended and position[1] == 0:
         raise InputError(
             f"The data of rank {ended[0]} are empty: give every rank at least one batch."
         )
     counts = {rank: max(int(one[_COUNT]), 0) for rank, one in everyones.items()}
     own = counts[world.get_rank()]
-    return np.array([own, sum(counts.values()), *numbers[_MARK:]], np.int64)
+    return np.array([own, sum(counts.values()), *numbers[_FINGERPRINT:]], np.int64)
 
 
 def _check_same_batch(
-    place: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
+    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> None:
     for rank, theirs in everyones.items():
         if int(theirs[_TOTAL]) != int(numbers[_TOTAL]):
             raise MismatchError(
-                f"The data differ between the ranks in step {int(place[1]) + 1}: rank "
+                f"The data differ between the ranks in step {int(position[1]) + 1}: rank "
                 f"{world.get_rank()} has {_described(numbers)}, rank {rank} has "
                 f"{_described(theirs)}. All ranks must be given the same data in the same order: "
                 "seed what is random in it; or pass `tnt_distribute_dataset=False` if every rank "
-                "brings its own part."
+                "brings its own data."
             )
 
 
 def warn_of_different_data(evidence: str) -> None:
-    """Tells that ranks which should have the same data do not."""
+    """Warns that the ranks, which should have the same data, do not."""
     LOGGER.warning(
         "The ranks do not have the same data: %s. So some samples are left out, and others are "
-        "used twice. Seed what is random in the data, and let all ranks go through a dataset "
+        "used twice. Seed what is random in the data, and let all ranks iterate over a dataset "
         "equally often before they train with it; or pass `tnt_distribute_dataset=False` if "
-        "every rank brings its own part.",
+        "every rank brings its own data.",
         evidence,
     )
 
 
 def _described(numbers: np.ndarray) -> str:
     return (
-        "come to the end"
+        "reached the end"
         if numbers[_COUNT] == _ENDED
         else f"a batch of {int(numbers[_TOTAL])} samples"
     )
 
 
 class _Exchange:
-    """Messages about steps, each marked with the pass over the data and the step in it."""
+    """Messages about steps, each with its position: which pass, and which step in it."""
 
     def __init__(self, own_data: bool, everyone: bool) -> None:
         self.problem: Exception | None = None
@@ -202,11 +206,11 @@ class _Exchange:
         self._number = next(_numbers[self._communicator])
         rank, size = world.get_rank(), world.get_size()
         others = [other % size for other in range(rank + 1, rank + size)]
-        # A difference shows between neighbours, too, if all that is asked for is to be alike.
-        self._hearers = others if everyone else others[:1]
-        self._speakers = others if everyone else others[-1:]
+        # If the ranks only have to be alike, a difference shows between neighbours too.
+        self._receivers = others if everyone else others[:1]
+        self._senders = others if everyone else others[-1:]
         self._passes = itertools.count()
-        self._next_place = (0, 0)
+        self._next_position = (0, 0)
         self._in_doubt = self._has_warned = False
         self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
@@ -217,94 +221,95 @@ class _Exchange:
         return self._number % _LARGEST_TAG
 
     def announce(self, pass_number: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Tells the others the numbers of the next step of a pass, and returns its place."""
+        """Tells the others the numbers of the next step of a pass, and returns its position."""
         with self._lock:
             number = next(self._passes) if pass_number == _NO_PASS else int(pass_number)
-            place = max(self._next_place, (number, 0))
-            if place[0] != number:
+            position = max(self._next_position, (number, 0))
+            if position[0] != number:
                 return np.array([number, _GIVEN_UP], np.int64)  # nobody will take this step
-            self._next_place = (number, place[1] + 1)
-            self._send(np.array([self._number, *place, self._in_doubt, *numbers], np.int64))
-        return np.array(place, np.int64)
+            self._next_position = (number, position[1] + 1)
+            self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
+        return np.array(position, np.int64)
 
-    def agree(self, place: np.ndarray, numbers: np.ndarray) -> np.bool_:
-        """Whether there is such a step, after what the others say; all are to take it then."""
+    def agree(self, position: np.ndarray, numbers: np.ndarray) -> np.bool_:
+        """Whether all ranks have this step, by what the others say; then all take it."""
         try:
-            others = self._hear(place, len(numbers))
+            others = self._receive(position, len(numbers))
             everyones = {world.get_rank(): numbers, **others}
             if self._own_data:
-                agreed = _sum_of_all(place, numbers, everyones)
+                agreed = _sum_of_all(position, numbers, everyones)
             else:
-                _check_same_batch(place, numbers, everyones)
-                self._compare_marks(place, everyones)
+                _check_same_batch(position, numbers, everyones)
+                self._compare_fingerprints(position, everyones)
                 agreed = numbers
                 if len(numbers) > _SIZES:
                     longest = np.max(list(everyones.values()), axis=0)
                     agreed = np.concatenate([numbers[:_SIZES], longest[_SIZES:]])
         except Exception as error:
-            self._give_up(place)
+            self._give_up(position)
             # A rank whose data fail looks like one whose data end. It is about to say why.
             time.sleep(times.TIME_FOR_DATA_ERROR)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
-        watch.note_step(int(place[1]) + 1)
-        self._agreed = {_key(place): agreed}
-        goes_on = agreed[_COUNT] != _ENDED
-        if goes_on and self.on_next_step is not None:
+        watch.note_step(int(position[1]) + 1)
+        self._agreed = {_key(position): agreed}
+        is_step = agreed[_COUNT] != _ENDED
+        if is_step and self.on_next_step is not None:
             self.on_next_step(int(agreed[_TOTAL]))
             self.on_next_step = None
-        return np.bool_(goes_on)
+        return np.bool_(is_step)
 
-    def _compare_marks(self, place: np.ndarray, everyones: dict[int, np.ndarray]) -> None:
-        """Warns once if the ranks' batches are not the same, as far as their marks tell."""
-        self._in_doubt = self._in_doubt or len({int(one[_MARK]) for one in everyones.values()}) > 1
+    def _compare_fingerprints(self, position: np.ndarray, everyones: dict[int, np.ndarray]) -> None:
+        """Warns once if the ranks' batches differ, as far as their fingerprints tell."""
+        fingerprints = {int(one[_FINGERPRINT]) for one in everyones.values()}
+        self._in_doubt = self._in_doubt or len(fingerprints) > 1
         if self._in_doubt and not self._has_warned:
             self._has_warned = True
-            step = int(place[1]) + 1
+            step = int(position[1]) + 1
             warn_of_different_data(f"up to step {step}, a batch began with different samples")
 
-    def take_agreed(self, place: np.ndarray) -> np.ndarray:
+    def take_agreed(self, position: np.ndarray) -> np.ndarray:
         """The numbers of the step that was agreed on last.
 
         They are this rank's count, the sum of all counts, and the longest samples of all.
         """
-        return self._agreed.pop(_key(place))
+        return self._agreed.pop(_key(position))
 
-    def _give_up(self, place: np.ndarray) -> None:
+    def _give_up(self, position: np.ndarray) -> None:
         """Tells the others not to wait for this rank."""
         with self._lock:
-            self._send(np.array([self._number, place[0], _GIVEN_UP], np.int64))
+            self._send(np.array([self._number, position[0], _GIVEN_UP], np.int64))
 
     def _send(self, message: np.ndarray) -> None:
         while self._sent and self._sent[0][0].Test():
             self._sent.popleft()
-        for rank in self._hearers:
+        for rank in self._receivers:
             self._sent.append((self._communicator.Isend(message, rank, self._tag), message))
 
-    def _hear(self, place: np.ndarray, length: int) -> dict[int, np.ndarray]:
+    def _receive(self, position: np.ndarray, length: int) -> dict[int, np.ndarray]:
         """What the others say of a step, by rank."""
-        return {rank: self._hear_from(rank, place, length) for rank in self._speakers}
+        return {rank: self._receive_from(rank, position, length) for rank in self._senders}
 
-    def _hear_from(self, rank: int, place: np.ndarray, length: int) -> np.ndarray:
-        expected = (self._number, *map(int, place))
+    def _receive_from(self, rank: int, position: np.ndarray, length: int) -> np.ndarray:
+        expected = (self._number, *map(int, position))
         message = np.empty(4 + length, np.int64)
         while True:
             wait_aside(self._communicator.Irecv(message, rank, self._tag), "data")
             said = tuple(int(number) for number in message[:3])
             if said == expected:
-                self._in_doubt = self._in_doubt or bool(message[3])  # it goes round
+                self._in_doubt = self._in_doubt or bool(message[3])  # it is passed on
                 return message[4:]
             if said == (*expected[:2], _GIVEN_UP):
                 raise MismatchError(
-                    f"Rank {rank} cannot go on, as its data do not go together with another rank's."
+                    f"Rank {rank} cannot continue, as its data do not match those of another rank."
                 )
             if said > expected:
                 raise MismatchError(
-                    f"Rank {rank} goes through its data for another time than rank "
-                    f"{world.get_rank()}: all ranks must iterate a dataset equally often."
+                    f"Rank {rank} has iterated over its data more often than rank "
+                    f"{world.get_rank()}: all ranks must iterate over a dataset equally often."
                 )
-            # Otherwise it is from a pass that was not gone through to its end.
+            # Otherwise it is from a pass that was abandoned.
 
 
-def _key(place: np.ndarray) -> tuple[int, int]:
-    return int(place[0]), int(place[1])
+def _key(position: np.ndarray) -> tuple[int, int]:
+    return int(position[0]), int(position[1])

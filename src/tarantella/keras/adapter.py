@@ -14,15 +14,18 @@ import tensorflow as tf
 
 from tarantella.comm import collectives
 from tarantella.comm.agreement import check_same
-from tarantella.data import arrays, micro_batch, order, pipeline, randomness
-from tarantella.data.epochs import Passes
+from tarantella.data import arrays, micro_batch, order, randomness
+from tarantella.data.batch_size import is_unbatched
+from tarantella.data.cut import Split, cut
+from tarantella.data.epochs import Epochs
 from tarantella.data.micro_batch import MicroBatch
-from tarantella.data.split import Split, cut, find_batch_size, split
-from tarantella.data.step_agreement import Steps, warn_of_different_data
+from tarantella.data.split import split
+from tarantella.data.step_agreement import AgreedSteps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
+from tarantella.internals.tensorflow import own_graph
 from tarantella.keras import arguments, hooks
-from tarantella.keras.batch_size import in_batches
+from tarantella.keras.micro_batch_size import in_batches
 from tarantella.runtime import world
 
 # TensorFlow's message if a model looks for a row that another rank has.
@@ -46,11 +49,11 @@ class RankDataAdapter(internals.DataAdapter):
         self, adapter: Any, own: Split, own_data: bool = False, steps_per_epoch: int | None = None
     ) -> None:
         self._adapter = adapter
-        check_same(_described(own.parts.element_spec.data), "the data")
+        check_same(_described(own.micro_batches.element_spec.data), "the data")
         self._own = own
         self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
-        self._steps = own.unused.pop() if own.unused else Steps(own, own_data)
+        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _goes_on(adapter, steps_per_epoch):
@@ -60,7 +63,7 @@ class RankDataAdapter(internals.DataAdapter):
         self._draws_alike = internals.draws_in_python(adapter) and between_passes and not own_data
 
     @classmethod
-    @pipeline.own_graph()
+    @own_graph()
     def of(
         cls,
         x: Any,
@@ -122,7 +125,7 @@ class RankDataAdapter(internals.DataAdapter):
         options.pop("shuffle", None)  # not for datasets; Keras would warn that it ignores it
         class_weight = options.pop("class_weight", None)
         adapter = internals.data_adapters.get_data_adapter(dataset, y, sample_weight, **options)
-        if find_batch_size(dataset) is None and micro_batch.cannot_be_batch(dataset.element_spec):
+        if is_unbatched(dataset):
             raise InputError(micro_batch.NOT_BATCHED)
         if distribute:
             check_same(_kind(dataset), "the kind of data")
@@ -214,7 +217,7 @@ def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
     if internals.is_array_adapter(adapter):
         return True
     dataset = adapter.get_tf_dataset()
-    return not order.may_draw(dataset) and not order.goes_on(dataset)
+    return order.restarts_each_pass(dataset)
 
 
 def split_for_validation(data: Any, fraction: float) -> tuple[Any, Any]:
@@ -242,7 +245,7 @@ def _split_once(dataset: tf.data.Dataset) -> Split:
 
 def _whole(dataset: tf.data.Dataset) -> Split:
     """Batches that belong to this rank as a whole."""
-    return cut(dataset, rank=0, size=1, marked=False)
+    return cut(dataset, rank=0, size=1, fingerprinted=False)
 
 
 def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
@@ -255,13 +258,13 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
     """The batches of an adapter, one epoch in each pass."""
     if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
         return adapter.get_tf_dataset()
-    with hooks.generators_read_with(lambda begin: Passes(begin, steps_per_epoch, anew)):
+    with hooks.generators_read_with(lambda begin: Epochs(begin, steps_per_epoch, anew)):
         return adapter.get_tf_dataset()
 
 
 def _rows_of_arrays(adapter: Any) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
-    rows = arrays.Rows(internals.arrays_of(adapter), keras.config.floatx())
+    rows = arrays.ArrayRows(internals.arrays_of(adapter), keras.config.floatx())
     check_same({"samples": len(rows), "batch_size": int(adapter.batch_size)}, "the arrays")
     _compare_samples(rows)
     with order.common_seed():
@@ -272,15 +275,17 @@ def _rows_of_arrays(adapter: Any) -> Split:
     def with_rows(indices: MicroBatch) -> MicroBatch:
         return indices._replace(data=rows.take(indices.data))
 
-    return replace(own, parts=own.parts.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    return replace(
+        own, micro_batches=own.micro_batches.map(with_rows, num_parallel_calls=tf.data.AUTOTUNE)
+    )
 
 
-def _compare_samples(rows: arrays.Rows) -> None:
+def _compare_samples(rows: arrays.ArrayRows) -> None:
     """Warns if a few samples show that the arrays differ between the ranks."""
     if len(rows):
         some = tf.constant([0, len(rows) // 2, len(rows) - 1])
-        checksums = collectives.allgather(micro_batch.mark_of_one(rows.take(some)).numpy())
-        if len({int(checksum) for checksum in checksums}) > 1:
+        fingerprints = collectives.allgather(micro_batch.fingerprint(rows.take(some)).numpy())
+        if len({int(one) for one in fingerprints}) > 1:
             warn_of_different_data("their arrays have different samples at the same index")
 
 
@@ -293,7 +298,7 @@ def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:
     def weighted(plain: MicroBatch) -> MicroBatch:
         return plain._replace(data=weigh(*plain.data))
 
-    return Split(own.parts.map(weighted))
+    return Split(own.micro_batches.map(weighted))
 
 
 def _kind(x: Any) -> str:

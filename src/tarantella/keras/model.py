@@ -28,11 +28,11 @@ from tarantella.keras import (
 )
 from tarantella.keras.adapter import RankDataAdapter, begins_anew, split_for_validation
 from tarantella.keras.backup_files import backup_callback
-from tarantella.keras.batch_size import in_batches
 from tarantella.keras.callback_agreement import listed
 from tarantella.keras.callback_list import RankCallbacks
 from tarantella.keras.callback_rules import stand_in_for
 from tarantella.keras.distributed_dataset import undistributed
+from tarantella.keras.micro_batch_size import in_batches
 from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER

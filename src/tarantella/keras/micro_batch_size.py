@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.data import pipeline
-from tarantella.data.split import find_batch_size
+from tarantella.data.batch_size import find_batch_size, may_be_batched
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
 
@@ -34,7 +33,7 @@ def in_batches(
     wanted = _require_size(name, micro_batch_size) * ranks
     if isinstance(x, tf.data.Dataset):
         batch_size = find_batch_size(x)
-        if batch_size is None and not _is_in_batches(x):
+        if batch_size is None and not may_be_batched(x):
             return x.batch(wanted), options
         if batch_size is None:
             raise InputError(
@@ -56,15 +55,6 @@ def in_batches(
             "make them match."
         )
     return x, options
-
-
-def _is_in_batches(dataset: tf.data.Dataset) -> bool:
-    """Whether a transformation makes batches, and none after it takes them apart again."""
-    name = pipeline.name_of(dataset)
-    if name in ("flat_map", "interleave", "unbatch"):
-        return False
-    makes_batches = name.endswith(("batch", "group_by_window"))
-    return makes_batches or any(map(_is_in_batches, pipeline.sources(dataset)))
 
 
 def _require_size(name: str, value: Any) -> int:
