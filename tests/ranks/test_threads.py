@@ -67,13 +67,13 @@ class NamedThread(threading.Thread):
         return self._result
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(1, 2, timeout=300)
 def test_plain_models_in_other_threads() -> None:
     expected = computed_by_master(lambda: {seed: train(plain, seed) for seed in (10, 20, 30)})
     ready, is_trained = threading.Barrier(3), threading.Event()
 
     def train_again(seed: int, **options: Any) -> list[Any]:
-        ready.wait(60)
+        ready.wait(120)
         results = []
         while not results or not is_trained.is_set():
             results.append(train(plain, seed, **options))
@@ -84,7 +84,7 @@ def test_plain_models_in_other_threads() -> None:
         30: NamedThread("eager", lambda: train_again(30, run_eagerly=True)),
     }
     try:
-        ready.wait(60)
+        ready.wait(120)
         actual = train(tnt.Model, 10)
     finally:
         is_trained.set()
@@ -95,13 +95,13 @@ def test_plain_models_in_other_threads() -> None:
 
 
 # On several ranks, each thread needs communicators of its own.
-@pytest.mark.ranks(1)
+@pytest.mark.ranks(1, timeout=300)
 def test_two_models_in_two_threads() -> None:
     expected = computed_by_master(lambda: {seed: train(plain, seed) for seed in (10, 20, 30)})
     ready = threading.Barrier(3)
 
     def train_with_others(wrap: Wrap, seed: int) -> Any:
-        ready.wait(60)
+        ready.wait(120)
         return train(wrap, seed)
 
     threads = {

@@ -180,7 +180,8 @@ def led_through(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
             place of the handler that holds now. With None, the plain function is called.
     """
     current = _handlers.get()
-    if new := [hook for hook in handlers if hook not in current]:
+    new = [hook for hook in handlers if hook not in current]
+    if new:
         install(new)
     before = _handlers.set({**current, **handlers})
     try:
