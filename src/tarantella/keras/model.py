@@ -701,7 +701,7 @@ def _refusing_no_samples(callbacks: Any) -> Iterator[Any]:
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         yield [*listed(callbacks), refusing]
         return
-    callbacks.append(refusing)
+    callbacks.callbacks.append(refusing)
     try:
         yield callbacks
     finally:
