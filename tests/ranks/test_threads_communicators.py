@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from oracle import CLASSIFICATION, assert_close, classification_data, small_model
 
 import tarantella as tnt
 from tarantella.comm.agreement import check_same
@@ -158,3 +161,38 @@ def test_threads_of_different_names_with_one_tag_are_told_apart(
             communicators_of_this_thread().__enter__()
 
     in_threads(**{f"only on rank {tnt.get_rank()}": enter})
+
+
+class Training:
+    """A model that can be trained again and again.
+
+    Args:
+        seed: Of its weights.
+        scale: Of its data.
+    """
+
+    def __init__(self, seed: int, scale: float) -> None:
+        x, self._y = classification_data()
+        self._x = scale * x
+        keras.utils.set_random_seed(seed)
+        self._model = tnt.Model(small_model())
+        self._model.compile(**CLASSIFICATION)
+
+    def __call__(self) -> Any:
+        trained = self._model.fit(
+            self._x, self._y, batch_size=4, epochs=3, verbose=0, shuffle=False
+        )
+        return trained.history, [np.array(weight) for weight in self._model.weights]
+
+
+@pytest.mark.ranks(2, timeout=300)
+@pytest.mark.usefixtures("float64")
+def test_models_trained_in_two_threads_are_what_they_are_alone() -> None:
+    """Their steps are traced one after the other, and run at the same time."""
+    one, other = Training(1, 1.0), Training(2, 3.0)
+    alone = [one(), other()], [one(), other()]
+    one, other = Training(1, 1.0), Training(2, 3.0)
+    one_by_one = in_threads(one=one) | in_threads(other=other)
+    assert_close([one_by_one["one"], one_by_one["other"]], alone[0])
+    together = in_threads(one=one, other=other)
+    assert_close([together["one"], together["other"]], alone[1])
