@@ -125,7 +125,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_to_group(process, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(times.TIME_FROM_TERM_TO_KILL_OF_QUESTION)
+            process.wait(times.TIME_FOR_QUESTION_TO_END)
 
 
 def send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
