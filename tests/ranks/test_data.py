@@ -1,4 +1,4 @@
-"""Every rank works on its part of every global batch, whatever the batches are."""
+"""Every rank works on its micro-batch of every global batch, whatever the batches are."""
 
 from __future__ import annotations
 
@@ -159,23 +159,23 @@ def test_arrays_in_the_order_of_the_users_seed() -> None:
     )
 
 
-def _everyones_batches(feed: RankDataAdapter) -> list[np.ndarray]:
+def _everyones_batches(adapter: RankDataAdapter) -> list[np.ndarray]:
     """What all ranks are given in each step, put together."""
     result = []
-    for part in feed.get_tf_dataset():
-        count = int(part.count)
+    for own in adapter.get_tf_dataset():
+        count = int(own.count)
         sizes = [int(size) for size in tnt.allgather(np.int64(count))]
         assert max(sizes) - min(sizes) <= 1
-        assert sum(sizes) == int(part.total)
-        result.append(np.concatenate(tnt.allgather(part.data[:count].numpy())))
+        assert sum(sizes) == int(own.total)
+        result.append(np.concatenate(tnt.allgather(own.data[:count].numpy())))
     return result
 
 
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_unseeded_shuffle_is_the_same_on_all_ranks_and_anew_each_epoch(size: int) -> None:
     dataset = tf.data.Dataset.range(20).shuffle(20).map(lambda i: i + 1).batch(size).prefetch(2)
-    feed = RankDataAdapter.of(dataset)
-    epochs = [np.concatenate(_everyones_batches(feed)) for _ in range(2)]
+    adapter = RankDataAdapter.of(dataset)
+    epochs = [np.concatenate(_everyones_batches(adapter)) for _ in range(2)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(1, 21))
     assert list(epochs[0]) != list(epochs[1])
@@ -239,12 +239,12 @@ def test_ragged_and_sparse_batches() -> None:
     sparse = tf.sparse.from_dense(np.eye(4))
     dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).ragged_batch(3)
     rank, size = tnt.get_rank(), tnt.get_size()
-    feed = RankDataAdapter.of(dataset)
-    for part, whole in zip(feed.get_tf_dataset(), dataset, strict=True):
-        begin, count = micro_batch.bounds(int(part.total), rank, size)
+    adapter = RankDataAdapter.of(dataset)
+    for own, whole in zip(adapter.get_tf_dataset(), dataset, strict=True):
+        begin, count = micro_batch.bounds(int(own.total), rank, size)
         if count:
-            assert part.data[0].to_list() == whole[0].to_list()[begin : begin + count]
+            assert own.data[0].to_list() == whole[0].to_list()[begin : begin + count]
             assert_close(
-                tf.sparse.to_dense(part.data[1]),
+                tf.sparse.to_dense(own.data[1]),
                 tf.sparse.to_dense(whole[1])[begin : begin + count],
             )

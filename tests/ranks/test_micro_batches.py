@@ -1,4 +1,4 @@
-"""A batch size can be stated as that of each rank's part, too."""
+"""A batch size can also be given as the size of each rank's micro-batch."""
 
 from __future__ import annotations
 
