@@ -199,7 +199,6 @@ def test_several_steps_in_one_execution() -> None:
     assert_close([event[2] for event in recorders[1].events], [event[2] for event in events])
 
 
-@two_and_three_ranks
 def test_history_is_the_same_object_for_all() -> None:
     model = tnt.Model(small_model())
     model.compile(**CLASSIFICATION)
@@ -472,7 +471,6 @@ def test_early_stopping(restore: bool) -> None:
     assert 1 < len(outcome["history"]["loss"]) < 12
 
 
-@two_and_three_ranks
 def test_reduce_learning_rate_on_plateau() -> None:
     outcome = assert_as_in_keras(
         lambda: [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1)],
@@ -608,8 +606,17 @@ def test_a_callback_that_changes_the_model() -> None:
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("level", ["batch", "epoch", "validation"])
-@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(
+    ("everywhere", "level"),
+    [
+        (False, "batch"),
+        (False, "epoch"),
+        (False, "validation"),
+        (True, "epoch"),
+        pytest.param(True, "batch", marks=pytest.mark.long),
+        pytest.param(True, "validation", marks=pytest.mark.long),
+    ],
+)
 def test_a_stop_on_one_rank_stops_all_at_the_same_step(level: str, everywhere: bool) -> None:
     last = tnt.get_size() - 1
 

@@ -23,7 +23,7 @@ from tarantella.data import micro_batch
 from tarantella.errors import InputError
 from tarantella.keras.adapter import RankDataAdapter
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(3)]
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 
 def _train(fit_arguments: Any, **options: Any) -> None:
@@ -31,7 +31,11 @@ def _train(fit_arguments: Any, **options: Any) -> None:
     assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, fit_arguments, **options)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 6, 12, 13, 50])
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    "batch_size",
+    [1, 2, 12, 50, *(pytest.param(size, marks=pytest.mark.long) for size in (6, 13))],
+)
 def test_batch_sizes(batch_size: int) -> None:
     _train(lambda: {"x": batches(*classification_data(), batch_size=batch_size)})
 
@@ -43,6 +47,7 @@ def test_four_ranks_and_few_samples() -> None:
 test_four_ranks_and_few_samples = pytest.mark.ranks(4)(test_four_ranks_and_few_samples)
 
 
+@pytest.mark.ranks(3)
 def test_dropped_remainder() -> None:
     def data() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(classification_data()).batch(
@@ -114,6 +119,7 @@ def test_batches_whose_first_axis_is_not_that_of_samples_are_an_error_with_a_way
         model.predict(dataset, verbose=0)
 
 
+@pytest.mark.ranks(3)
 def test_unknown_cardinality() -> None:
     x, y = classification_data()
 

@@ -67,7 +67,6 @@ def _masked_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2)(hidden))
 
 
-@pytest.mark.ranks(3)
 @pytest.mark.parametrize("reduction", REDUCTIONS[:4])
 def test_mask(reduction: str) -> None:
     assert_trains_as_in_keras(

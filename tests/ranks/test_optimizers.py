@@ -20,6 +20,9 @@ ALL = sorted(
     and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 )
 
+# These change each weight by its own gradients alone, as Adam and SGD do.
+ALIKE = ("Adadelta", "Adagrad", "AdamW", "Adamax", "Lion", "Nadam", "RMSprop")
+
 VARIANTS: dict[str, Callable[[], Any]] = {
     "clipnorm": lambda: keras.optimizers.Adam(0.05, clipnorm=0.01),
     "clipvalue": lambda: keras.optimizers.Adam(0.05, clipvalue=0.01),
@@ -64,7 +67,9 @@ def _train_with(make_optimizer: Callable[[], Any]) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in ALL]
+)
 def test_optimizer_gives_the_serial_result(name: str) -> None:
     _train_with(lambda: getattr(keras.optimizers, name)(learning_rate=0.05))
 

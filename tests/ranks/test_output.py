@@ -106,7 +106,7 @@ def _on_terminal(command: list[str]) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize(("verbose", "ranks"), [("auto", 2), ("1", 3), ("1", 1)])
+@pytest.mark.parametrize(("verbose", "ranks"), [("auto", 2), ("1", 2), ("1", 1)])
 def test_without_a_terminal_progress_comes_in_lines(
     tmp_path: Path, verbose: str, ranks: int
 ) -> None:

@@ -121,16 +121,17 @@ def py_dataset() -> dict[str, Any]:
     return {"x": Batches()}
 
 
+# On three ranks, `dataset` is tried below; most other tests here are of it, too.
 KINDS = [
     arrays,
     cached_in_an_order,
-    dataset,
     generator,
     py_dataset,
     *(
         pytest.param(kind, marks=pytest.mark.long)
         for kind in (
             arrays_that_go_on,
+            dataset,
             filtered,
             noisy,
             one_after_the_other,
@@ -162,6 +163,16 @@ def make_model(wrap: Any = tnt.Model, dropout: float = 0.3, **options: Any) -> A
             **options,
         }
     )
+    return model
+
+
+def small_model() -> Any:
+    """For tests of callbacks and files: its layers have no state, and are quickly traced."""
+    model = tnt.Model(
+        keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
+    )
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
     return model
 
 
@@ -214,7 +225,7 @@ def test_kinds_of_data(data: Callable[[], dict[str, Any]], shared_tmp_path: Path
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.parametrize("data", [arrays, dataset])
+@pytest.mark.parametrize("data", [pytest.param(arrays, marks=pytest.mark.long), dataset])
 def test_kinds_of_data_on_other_numbers_of_ranks(
     data: Callable[[], dict[str, Any]], shared_tmp_path: Path
 ) -> None:
@@ -249,7 +260,13 @@ def test_callbacks_that_wait(shared_tmp_path: Path) -> None:
         ]  # fmt: skip
 
     history = assert_goes_on(
-        shared_tmp_path, dataset, [(2, 3), (4, None)], save_freq=1, callbacks=callbacks, epochs=8
+        shared_tmp_path,
+        dataset,
+        [(2, 3), (4, None)],
+        save_freq=1,
+        callbacks=callbacks,
+        epochs=8,
+        make=small_model,
     )
     assert len(history["loss"]) == 6
     assert history["learning_rate"] == pytest.approx([0.01] * 4 + [0.001] * 2)
@@ -280,11 +297,13 @@ def test_training_that_was_to_stop_does_so(shared_tmp_path: Path) -> None:
     backup = lambda: keras.callbacks.BackupAndRestore(shared_tmp_path / "backup")  # noqa: E731
     (shared_tmp_path / "whole").mkdir(exist_ok=True)
     (shared_tmp_path / "parts").mkdir(exist_ok=True)
-    expected = train(dataset, lambda: callbacks(shared_tmp_path / "whole"), epochs=8)
+    expected = train(
+        dataset, lambda: callbacks(shared_tmp_path / "whole"), epochs=8, make=small_model
+    )
     parts = lambda: [*callbacks(shared_tmp_path / "parts"), backup()]  # noqa: E731
     with pytest.raises(InterruptError):
-        train(dataset, parts, epochs=8)
-    assert_close(train(dataset, parts, epochs=8), expected, 0.0, 0.0)
+        train(dataset, parts, epochs=8, make=small_model)
+    assert_close(train(dataset, parts, epochs=8, make=small_model), expected, 0.0, 0.0)
     assert len(expected[0]["loss"]) == 3
 
 
@@ -329,9 +348,10 @@ def test_files_of_plain_keras_are_taken_up(shared_tmp_path: Path) -> None:
 def test_other_numbers_of_steps(shared_tmp_path: Path) -> None:
     backup = lambda: keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=1)  # noqa: E731
     with pytest.raises(InterruptError):
-        train(arrays, lambda: [backup(), Interruption(1, 4)])
+        train(arrays, lambda: [backup(), Interruption(1, 4)], make=small_model)
+    fewer = lambda: {"x": X[:10], "y": Y[:10], "batch_size": BATCH}  # noqa: E731
     with pytest.raises(InputError, match="There are 2 steps of data in an epoch, but a backup"):
-        train(lambda: {"x": X[:10], "y": Y[:10], "batch_size": BATCH}, lambda: [backup()])
+        train(fewer, lambda: [backup()], make=small_model)
 
 
 @pytest.mark.parametrize("name", ["latest.weights.h5", "tarantella.npz"])
@@ -340,29 +360,30 @@ def test_backups_that_cannot_be_read(name: str, shared_tmp_path: Path) -> None:
         shared_tmp_path, save_freq=1, double_checkpoint=True
     )
     with pytest.raises(InterruptError):
-        train(arrays, lambda: [backup(), Interruption(1, 2)])
+        train(arrays, lambda: [backup(), Interruption(1, 2)], make=small_model)
     tnt.barrier()
     if tnt.is_master_rank():
         file = shared_tmp_path / name
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     tnt.barrier()
     # The one before it is whole: it was made one step before.
-    assert_close(train(arrays, lambda: [backup()]), train(arrays), 0.0, 0.0)
+    expected = train(arrays, make=small_model)
+    assert_close(train(arrays, lambda: [backup()], make=small_model), expected, 0.0, 0.0)
     alone = lambda: keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=1)  # noqa: E731
     with pytest.raises(InterruptError):
-        train(arrays, lambda: [alone(), Interruption(1, 2)])
+        train(arrays, lambda: [alone(), Interruption(1, 2)], make=small_model)
     tnt.barrier()
     if tnt.is_master_rank():
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     tnt.barrier()
     with pytest.raises(InputError, match=f"The backup in {shared_tmp_path} cannot be restored"):
-        train(arrays, lambda: [alone()])
+        train(arrays, lambda: [alone()], make=small_model)
 
 
 def test_a_backup_of_another_model(shared_tmp_path: Path) -> None:
     backup = lambda: keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=1)  # noqa: E731
     with pytest.raises(InterruptError):
-        train(arrays, lambda: [backup(), Interruption(1, 2)])
+        train(arrays, lambda: [backup(), Interruption(1, 2)], make=small_model)
 
     def other() -> Any:
         layers = [keras.Input((6,)), keras.layers.Dense(3, activation="softmax")]
@@ -423,7 +444,8 @@ def test_numbers_that_only_one_rank_draws(shared_tmp_path: Path) -> None:
             if tnt.get_rank() == 1:
                 self._drawn.append(float(keras.random.normal(())))
 
-    assert_goes_on(shared_tmp_path, arrays, [(1, 3)], callbacks=lambda folder: [Draw(folder)])
+    callbacks = lambda folder: [Draw(folder)]  # noqa: E731
+    assert_goes_on(shared_tmp_path, arrays, [(1, 3)], callbacks=callbacks, make=small_model)
     assert drawn["parts"] == drawn["whole"]
     assert len(drawn["whole"]) == (EPOCHS if tnt.get_rank() == 1 else 0)
 
@@ -446,11 +468,11 @@ def test_a_stop_in_the_middle_of_an_epoch(shared_tmp_path: Path) -> None:
             if self.model.optimizer.iterations == 8:
                 self.model.stop_training = True
 
-    expected = train(dataset, lambda: [Stop()])
+    expected = train(dataset, lambda: [Stop()], make=small_model)
     backup = lambda: keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=1)  # noqa: E731
     with pytest.raises(InterruptError):
-        train(dataset, lambda: [Stop(), backup(), Interruption(1, None)])
-    assert_close(train(dataset, lambda: [Stop(), backup()]), expected, 0.0, 0.0)
+        train(dataset, lambda: [Stop(), backup(), Interruption(1, None)], make=small_model)
+    assert_close(train(dataset, lambda: [Stop(), backup()], make=small_model), expected, 0.0, 0.0)
     assert len(expected[0]["loss"]) == 2
 
 
@@ -460,7 +482,9 @@ def test_a_log_that_had_no_line_yet_and_files_of_others(shared_tmp_path: Path) -
 
     (shared_tmp_path / "backup" / "more").mkdir(parents=True, exist_ok=True)
     (shared_tmp_path / "backup" / "notes").write_text("mine")  # in the way of renaming a folder
-    assert_goes_on(shared_tmp_path, dataset, [(0, 4)], save_freq=4, callbacks=callbacks)
+    assert_goes_on(
+        shared_tmp_path, dataset, [(0, 4)], save_freq=4, callbacks=callbacks, make=small_model
+    )
     logs = [shared_tmp_path / folder / "log.csv" for folder in ("parts", "whole")]
     assert logs[0].read_text() == logs[1].read_text()
 
