@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tarantella.comm.agreement import all_ranks, check_same
+from tarantella.comm.thread_communicators import communicators_of_this_thread
 from tarantella.data import micro_batch
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
@@ -471,6 +472,7 @@ class Model(keras.Model):
 
     # Single batches
 
+    @with_communicators_of_thread
     def train_on_batch(
         self,
         x: Any,
@@ -493,6 +495,7 @@ class Model(keras.Model):
         with self._batch_logs(_ALL), self._given("train_function", iter([own])):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
+    @with_communicators_of_thread
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
@@ -504,6 +507,7 @@ class Model(keras.Model):
         with self._batch_logs(_ALL), self._given("test_function", iter([own])):
             return super().test_on_batch(x, y, sample_weight, return_dict=return_dict)
 
+    @with_communicators_of_thread
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the predictions for one global batch, which every rank passes."""
         if world.get_size() == 1:
@@ -743,7 +747,8 @@ def _distributed(model: Any) -> Model:
         )
     wrapped = _wrapped(model)
     if world.get_size() > 1 and model.built:
-        wrapped._take_from_master()
+        with communicators_of_this_thread():
+            wrapped._take_from_master()
     return wrapped
 
 
@@ -753,4 +758,5 @@ def _wrapped(model: keras.Model) -> Any:
 
 def distributed(make: Callable[[], Any], call: str) -> Model:
     """A tnt.Model of what `make` returns; if that fails on one rank, it fails on all."""
-    return _distributed(saving.on_all_ranks(call, make))
+    with communicators_of_this_thread():
+        return _distributed(saving.on_all_ranks(call, make))
