@@ -129,8 +129,8 @@ def test_the_strategy_all_of_earlier_versions_is_taken_as_data(
     ("arguments", "message"),
     [
         ({"parallel_strategy": tnt.ParallelStrategy.PIPELINING}, "PIPELINING is not supported"),
-        ({"num_pipeline_stages": 2}, "num_pipeline_stages is 2; it can be 1"),
-        ({"pipeline_stages": 2}, "tnt.Model takes a Keras model.* and not pipeline_stages"),
+        ({"num_pipeline_stages": 2}, "num_pipeline_stages is 2; it must be 1"),
+        ({"pipeline_stages": 2}, "tnt.Model takes a Keras model.* not pipeline_stages"),
     ],
 )
 def test_models_are_not_divided(arguments: dict[str, Any], message: str) -> None:

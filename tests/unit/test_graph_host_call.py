@@ -76,8 +76,12 @@ def test_without_the_private_names_of_tensorflow_calls_stay_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A function is kept then as long as the program, and called in the order of the program."""
-    monkeypatch.setattr(internals, "_OUTER_GRAPH", "gone")
-    monkeypatch.setattr(internals, "_CONTROL_DEPENDENCIES", "gone")
+    gone = {"outer_graph", "experimental_acd_manager"}
+
+    def without_names(owner: Any, name: str, *default: Any) -> Any:
+        return default[0] if name in gone else getattr(owner, name, *default)
+
+    monkeypatch.setattr(internals, "getattr", without_names, raising=False)
     function = tf.function(lambda: host_call(lambda: np.float32(1.0), [], [tf.float32]))
     assert function() == [1.0]
     first, second = operations(independent=True)

@@ -63,16 +63,10 @@ def in_component(
     zipped: tf.data.Dataset, index: int, function: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     """A function of elements of a `zip` that changes one component with `function`."""
-    datasets = components(zipped)
-    structure_of_zip = tf.nest.map_structure(lambda _: 0, datasets)
-    specs = [dataset.element_spec for dataset in tf.nest.flatten(datasets)]
+    structure_of_zip = tf.nest.map_structure(lambda _: 0, components(zipped))
 
     def change(element: Any) -> Any:
-        leaves = iter(tf.nest.flatten(element))
-        members = [
-            tf.nest.pack_sequence_as(spec, [next(leaves) for _ in tf.nest.flatten(spec)])
-            for spec in specs
-        ]
+        members = internals.members(structure_of_zip, element)
         members[index] = function(members[index])
         return tf.nest.pack_sequence_as(structure_of_zip, members)
 

@@ -63,6 +63,7 @@ _FUNCTION = "data.ops.structured_function.StructuredFunctionWrapper"
 _UNARY = "data.ops.dataset_ops.UnaryUnchangedStructureDataset"
 _TO_TENSORS = "data.util.structure.to_tensor_list"
 _FROM_TENSORS = "data.util.structure.from_compatible_tensor_list"
+_FLATTEN_UP_TO = "data.util.nest.flatten_up_to"
 _CONTEXT = "eager.context.context"
 
 # Every name that this module looks up in a module of `tensorflow.python`, and every attribute.
@@ -70,7 +71,7 @@ MODULE_NAMES = (
     *BATCH, *CACHE, *CONCATENATE, *DENSE_TO_RAGGED, *DIRECTED_INTERLEAVE, *MAP, *OPTIONS,
     *PADDED_BATCH, *PARALLEL_INTERLEAVE, *PREFETCH, *RANDOM, *REBATCH, *REPEAT, *SHARD, *SHUFFLE,
     *SKIP, *SNAPSHOT, *TAKE, *TENSORS, *ZIP, *_V1_ADAPTER,
-    _FUNCTION, _UNARY, _TO_TENSORS, _FROM_TENSORS, _CONTEXT,
+    _FUNCTION, _UNARY, _TO_TENSORS, _FROM_TENSORS, _FLATTEN_UP_TO, _CONTEXT,
 )  # fmt: skip
 ATTRIBUTES = (
     *(f"_{name}" for name in get_args(Argument)),
@@ -80,14 +81,12 @@ ATTRIBUTES = (
     "_func", "_function", "_input_structure", "function", "output_structure",
     # of graphs, of the eager context, and of TensorFlow itself
     "_get_function", "capture", "_rng", "_seed", "eager_context",
+    "outer_graph", "experimental_acd_manager", "run_independently",
 )  # fmt: skip
 
 # The operations that do nothing but call a function.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
-# Attributes of the graph of a function.
-_OUTER_GRAPH = "outer_graph"
-_CONTROL_DEPENDENCIES = "experimental_acd_manager"
 Replace = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 _NOT_THERE = object()
@@ -149,6 +148,11 @@ def unwrapped(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """The datasets that this one is a transformation of."""
     return [unwrapped(source) for source in _attribute(unwrapped(dataset), "_inputs")()]
+
+
+def members(structure: Any, element: Any) -> list[Any]:
+    """What an element has in the place of each leaf of a structure, which is the outer one."""
+    return list(_found(_FLATTEN_UP_TO)(structure, element))
 
 
 def argument(dataset: tf.data.Dataset, name: Argument) -> Any:
@@ -353,9 +357,9 @@ def enclosing_graphs() -> list[Any] | None:
     """The graph being traced, and those of the functions that trace it; None if unknown."""
     graph = tf.compat.v1.get_default_graph()
     graphs = []
-    while hasattr(graph, _OUTER_GRAPH):
+    while (outer := getattr(graph, "outer_graph", _NOT_THERE)) is not _NOT_THERE:
         graphs.append(graph)
-        graph = getattr(graph, _OUTER_GRAPH)
+        graph = outer
     return graphs or None
 
 
@@ -364,7 +368,7 @@ def run_independently(operation: tf.Operation) -> None:
 
     Where TensorFlow has no such thing, the operation stays in program order: right, but slower.
     """
-    manager = getattr(operation.graph, _CONTROL_DEPENDENCIES, None)
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
     run = getattr(manager, "run_independently", None)
     if run is not None:
         run(operation)
