@@ -189,6 +189,9 @@ ELEMENTS: dict[str, Transformation] = {
     "zip": lambda ds: tf.data.Dataset.zip(ds.map(_add_one), _range(15).map(_add_one)).map(
         lambda a, b: a * 100 + b
     ),
+    "zip_of_structures": lambda ds: tf.data.Dataset.zip(
+        ds.map(lambda i: {"a": i, "b": i + 1}).map(lambda one: one["a"] * one["b"]), _range(15)
+    ).map(lambda x, y: x + y),
     "zip_nested": lambda ds: tf.data.Dataset.zip({"a": ds, "b": (ds.map(_add_one), ds)}).map(
         lambda both: both["a"] + 7 * both["b"][0]
     ),
