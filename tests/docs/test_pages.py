@@ -158,3 +158,15 @@ def test_options_are_those_of_the_command(shell: Shell) -> None:
     table = "".join(row.split("|")[1] for row in section.splitlines() if row.startswith("| `"))
     help_text = shell("tarantella --help").output
     assert set(OPTION.findall(table)) == set(OPTION.findall(help_text)) - {"-h"}
+
+
+def test_the_map_of_the_code_names_what_is_there() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    package = REPOSITORY / "src" / "tarantella"
+    named = {name for name in re.findall(r"`([^`\s]+)`", page) if re.search(r"\w/|\.py$", name)}
+    named -= {"keras.py", "tensorflow.py"}  # in the folder that stands before them
+    assert [
+        n for n in sorted(named) if not ((package / n).exists() or (REPOSITORY / n).exists())
+    ] == []
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert folders <= named
