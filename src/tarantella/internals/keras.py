@@ -47,7 +47,8 @@ with versions.private_names("Keras"):
     # What is used of these, and is not on an object but in a module or a class.
     for _owner, _name in (
         (AnyVariable, "_initialize"),
-        (keras.Model, "_aggregate_additional_loss"),
+        (keras.Model, "_aggregate_additional_loss"),  # overridden in `rank_steps`
+        (keras.Model, "_should_eval"),  # too
         (seed_generator, "global_seed_generator"),
         (loss_module, "apply_mask"),
         (loss_module, "reduce_weighted_values"),

@@ -6,6 +6,9 @@ the plain function and its arguments. Hooks are installed once and stay. Handler
 thread that entered `led_through`, until it leaves: everywhere else, a hook looks up one context
 variable and calls the plain function.
 
+Besides, `rank_steps.RankSteps` overrides methods of `keras.Model` for models of ours, two private
+ones among them: `_aggregate_additional_loss` and `_should_eval`.
+
 To support a new version of Keras, check each row of the table against it.
 """
 
