@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tarantella.errors import VersionError
 from tarantella.internals import keras as internals
 from tarantella.keras import hooks
 from tarantella.keras.hooks import Hook
@@ -108,6 +109,12 @@ def test_every_handler_is_called_where_keras_does_it() -> None:
     seen = len(calls.seen)
     dense.bias.assign(np.zeros(2))
     assert len(calls.seen) == seen
+
+
+def test_a_function_that_keras_no_longer_has_is_an_error() -> None:
+    renamed = Hook(internals.BaseOptimizer, "apply_renamed", "Nothing.", in_subclasses=True)
+    with pytest.raises(VersionError, match="BaseOptimizer.apply_renamed"):
+        hooks.install([renamed])
 
 
 def test_installing_twice_wraps_once() -> None:

@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 
 from tarantella.internals import keras as internals
+from tarantella.runtime import versions
 
 Handler = Callable[..., Any]
 
@@ -231,7 +232,13 @@ def install(hooks: Iterable[Hook] = TABLE) -> None:
 
 
 def _owners(hook: Hook) -> list[Any]:
-    """The module or classes that define what is hooked."""
+    """The module or classes that define what is hooked.
+
+    Raises:
+        VersionError: If this Keras has no such function: training would go wrong without a word.
+    """
+    if not hasattr(hook.owner, hook.name):
+        raise versions.missing("Keras", f"it has no `{hook}`")
     if not hook.in_subclasses:
         return [hook.owner]
     classes = {hook.owner: None}  # in order
