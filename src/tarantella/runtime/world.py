@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 # Collectives that run at the same time need a communicator each. Creating one is collective too,
 # so all are created together, in this order.
 PURPOSES = (
-    "collectives",
+    "collectives",  # `tnt.allreduce` and the like, and checks that the ranks agree
     "gradients",
-    "sparse gradients",
+    "sparse gradients",  # gathered while dense ones are summed in the background
     "metrics",
-    "losses",
-    "layers",
-    "statistics",
-    "callbacks",
-    "reports",
-    "data",
-    "control",
+    "losses",  # divisors of masks and weights, and numbers that the user's code computes
+    "layers",  # the state that layers write, at the end of a step
+    "statistics",  # of synchronized batch normalization, in the middle of one
+    "callbacks",  # requests to stop, and logs; a rank may wait for these while it trains
+    "reports",  # what the master has done for all, as saving a file; the master never waits
+    "data",  # the sizes of steps, some steps ahead
+    "control",  # the start, and the master's weights
 )
 
 
