@@ -79,7 +79,7 @@ def save_model(
     """
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"save_model takes a model and a path, not {type(model).__name__} first: "
+            f"The first argument of save_model must be a model, not {type(model).__name__}: "
             "`tnt.models.save_model(model, 'path/to/location')`."
         )
     if isinstance(model, Model):

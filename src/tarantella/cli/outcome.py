@@ -143,7 +143,7 @@ class Outcome:
     def _early_end(self, rank: int) -> Failure:
         if rank in self._consequences:
             return self._consequences[rank]
-        cause = "it left before its script had come to the end"
+        cause = "it exited before its script reached the end"
         return Failure(rank, self._hosts.get(rank, "?"), cause, 1)
 
     def hear_stall(self, failure: Failure) -> None:

@@ -159,13 +159,15 @@ class Stalls:
     def _who_is_missing(self, waiting: Sequence[Announcement]) -> str:
         missing = self._missing(waiting)
         if not missing:
-            return "So all ranks wait for each other: they must do the same, in the same order."
+            return (
+                "So all ranks wait for each other: they must do the same things, in the same order."
+            )
         named = [self._absence(rank) for rank in missing[:_MOST_NAMED]]
         more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
         return f"{'; '.join([*named, *more])}."
 
     def _absence(self, rank: int) -> str:
-        who = f"Rank {rank} on host {self._hosts[rank]} has not come"
+        who = f"Rank {rank} on host {self._hosts[rank]} has not arrived"
         news = self._fresh().get(rank)
         if rank in self._stopped:
             return f"{who}: it is {self._stop(rank)}"

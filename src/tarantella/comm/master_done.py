@@ -184,7 +184,7 @@ class _Reports:
             if not exact:
                 raise MismatchError(
                     f"`{subject.action}` of {subject.thing} was called on rank "
-                    f"{world.get_rank()}, but not on the master rank, which has gone on: call it "
+                    f"{world.get_rank()}, but not on the master rank, which has moved on: call it "
                     "on all ranks, or on the master alone."
                 )
         if not exact:

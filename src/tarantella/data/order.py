@@ -70,8 +70,8 @@ def in_common_order(dataset: tf.data.Dataset, replace: internals.Replace) -> tf.
         return rebuild.random_numbers(dataset, _seed_of(dataset))
     if is_a(dataset, internals.SHUFFLE) and not keeps_order(dataset):
         LOGGER.warning(
-            "The dataset holds large tensors in front of a `shuffle`. If a script iterates over it "
-            "before it trains with it, the order in training is not that of a single process."
+            "The dataset holds large tensors before a `shuffle`. If a script iterates over it "
+            "before training with it, the order in training differs from that in one process."
         )
         (source,) = sources(dataset)
         return rebuild.shuffled(replace(source), dataset)
@@ -120,9 +120,7 @@ def restarts_each_pass(dataset: tf.data.Dataset) -> bool:
     try:
         return not may_draw(dataset) and not continues_across_passes(dataset)
     except MissingNameError as missing:
-        internals.tell_once(
-            missing, "to resume training, the epochs that are done are read once more."
-        )
+        internals.tell_once(missing, "to resume training, the epochs that are done are read again.")
         return False
 
 

@@ -289,8 +289,8 @@ def callback_state(callback: Any, class_name: str) -> dict[str, Any] | None:
 @cache  # once, not at each backup
 def _warn_of_missing_state(class_name: str, missing: str) -> None:
     LOGGER.warning(
-        "The state of %s is not resumed from a backup: with Keras %s it has no %s. Use a version "
-        "of Keras that Tarantella was tested with to resume it.",
+        "The state of %s is not restored from a backup: with Keras %s it has no %s. Use a version "
+        "of Keras that Tarantella was tested with to restore it.",
         class_name,
         keras.__version__,
         missing,

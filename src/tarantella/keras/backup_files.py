@@ -198,7 +198,7 @@ class Backup:
         if exists and (self._folder.is_mount() or not os.access(self._folder.parent, os.W_OK)):
             raise InputError(
                 f"BackupAndRestore uses the folder {self._folder}, which cannot be replaced as a "
-                f"whole: name a folder in it, such as {self._folder / 'backup'}."
+                f"whole: use a folder inside it, such as {self._folder / 'backup'}."
             )
         atomic_write.recover(self._folder)
         return (self._folder / _WEIGHTS).exists()
@@ -245,7 +245,7 @@ class Backup:
         first = str(error).strip().partition("\n")[0]
         return InputError(
             f"The backup in {self._folder} cannot be restored: {first or type(error).__name__} "
-            "Resume with the model that it was made of, or remove it to start anew."
+            "Resume with the model that it was made from, or remove the backup to start again."
         )
 
 

@@ -644,7 +644,7 @@ class Model(keras.Model):
         if not self.compiled:
             raise InputError(
                 f"`{method}` needs a compiled model: call "
-                "`model.compile(optimizer=..., loss=...)` before it."
+                "`model.compile(optimizer=..., loss=...)` first."
             )
 
     def _start_from_master(self, spec: Any, again: bool = True) -> None:
@@ -721,7 +721,7 @@ def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
         )
     if strategy is ParallelStrategy.ALL:
         LOGGER.warning(
-            "tnt.ParallelStrategy.ALL is taken as DATA: every rank holds the whole model."
+            "tnt.ParallelStrategy.ALL is treated as DATA: every rank holds the whole model."
         )
     elif strategy is not ParallelStrategy.DATA:
         raise InputError(

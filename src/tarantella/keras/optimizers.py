@@ -82,7 +82,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"variable {i}": f"{_kind(gradient)} for shape {tuple(variable.shape)}"
                 for i, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
             },
-            "the gradients that the optimizer was given",
+            "the gradients passed to the optimizer",
         )
         with tf.init_scope():  # a function that is being traced has no values
             if tf.executing_eagerly():
@@ -125,7 +125,7 @@ def _distributed(optimizer: Any) -> Any:
         try:
             optimizer = keras.optimizers.get(optimizer)
         except ValueError:
-            raise InputError(f"Keras has no optimizer of the name {optimizer!r}.") from None
+            raise InputError(f"Keras has no optimizer named {optimizer!r}.") from None
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InputError(
             f"tnt.keras.optimizers.Optimizer takes a Keras optimizer, not {_named(optimizer)}. "

@@ -234,7 +234,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         folder = getattr(self._backup.callback, "backup_dir", "")
         LOGGER.warning("Stopped by SIGTERM: the training is saved in %s, after %s.",
                        folder, done)  # fmt: skip
-        raise Terminated("it received SIGTERM, and has saved the training")
+        raise Terminated("it received SIGTERM and saved the training")
 
     def _leave_unsaved_if_asked(self) -> None:
         """Leaves at once, without the other ranks: all that was trained is in the backup."""
@@ -284,8 +284,8 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         self._leave_unsaved_if_asked()
         if epoch == found.epoch:
             raise InputError(
-                f"There are {self._done} steps of data in an epoch, but a backup was made after "
-                f"step {found.step} of it: resume with the same data, or remove the backup."
+                f"The data have {self._done} steps in an epoch, but the backup was made after "
+                f"step {found.step}: resume with the same data, or remove the backup."
             )
         if epoch == found.epoch - 1 and found.stopped and not found.step:
             self._stop()

@@ -123,7 +123,7 @@ class Configuration:
         Option(
             ("--output-dir",),
             Group.OUTPUT,
-            "keep all that each rank prints, in one file per rank",
+            "keep everything that each rank prints, in one file per rank",
             metavar="DIR",
         ),
         planned=True,
@@ -148,7 +148,7 @@ class Configuration:
         Option(
             ("--timeline",),
             Group.TRAINING,
-            "record what each rank does when, for Perfetto or chrome://tracing",
+            "record what each rank is doing, and when, for Perfetto or chrome://tracing",
             metavar="FILE",
         ),
     )
@@ -173,7 +173,7 @@ class Configuration:
         Option(
             ("--grace-period",),
             Group.FAILURES,
-            "how long ranks that handle SIGTERM, to save something, may take for it ({default})",
+            "how long ranks that handle SIGTERM may take to save their work ({default})",
             metavar="SECONDS",
         ),
     )

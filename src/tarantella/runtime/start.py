@@ -94,7 +94,7 @@ def _start_mpi(launch: Launch) -> None:
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TarantellaError(
-            "Tarantella needs MPI with MPI_THREAD_MULTIPLE, and MPI was started without it: "
+            "Tarantella needs MPI with MPI_THREAD_MULTIPLE, but MPI was initialized without it: "
             "import tarantella before mpi4py, leave mpi4py.rc.threads and thread_level alone, or "
             f"use an MPI library that supports it. This one is {_name_of_library(MPI)}."
         )
@@ -134,14 +134,14 @@ def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
     if launch.launcher == "Slurm":
         raise TarantellaError(
             f"srun has started {launch.size} ranks, but the MPI library that mpi4py has loaded, "
-            f"{library}, sees {size}, as it was not told of the others: start them with `srun "
+            f"{library}, sees {size}, as srun has not told it of the others: start them with `srun "
             "--mpi=pmi2`, or with `srun --mpi=pmix` for Open MPI, or with the tarantella command."
         )
     raise TarantellaError(
         f"The launcher, {launch.launcher}, has started {launch.size} ranks, but the MPI library "
-        f"that mpi4py has loaded, {library}, sees {size}: they are of different MPI "
+        f"that mpi4py has loaded, {library}, sees {size}: they come from different MPI "
         "installations. Start the ranks with the mpiexec of that library, or with the tarantella "
-        "command, or let the variable MPI4PY_LIBMPI name the launcher's own libmpi.so."
+        "command, or set MPI4PY_LIBMPI to the launcher's own libmpi.so."
     )
 
 

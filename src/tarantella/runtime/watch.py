@@ -33,11 +33,11 @@ _WORDS = {
     "metrics": "a sum of metrics",
     "losses": "a sum for the loss",
     "layers": "a sum of the state of layers",
-    "statistics": "the statistics of a batch normalization",
-    "callbacks": "what ranks agree on around callbacks",
+    "statistics": "the statistics for batch normalization",
+    "callbacks": "an agreement between callbacks",
     "reports": "a file that the master rank writes",
     "data": "the sizes of a step's micro-batches",
-    "control": "a check that all ranks do the same",
+    "control": "a check that all ranks agree",
 }
 _BLOCKING = (
     "Allgather",
