@@ -38,9 +38,7 @@ def _read_ranks(text: str) -> int:
 def _read_variable(text: str) -> tuple[tuple[str, str]]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ArgumentTypeError(
-            f"{text!r} has no '=': write NAME=VALUE, and -- in front of the script"
-        )
+        raise ArgumentTypeError(f"{text!r} has no '=': write NAME=VALUE, and -- before the script")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ArgumentTypeError(
             f"{name!r} is not a name for a variable: use letters, digits and _, but no digit first"

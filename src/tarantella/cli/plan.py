@@ -202,7 +202,7 @@ def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _homes(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[int]:
-    """The NUMA domain for each rank: that of its GPU, or evenly, neighbours together."""
+    """The NUMA domain for each rank: that of its GPU, or spread evenly, neighbours together."""
     if gpus is not None:
         domains = [host.gpus[gpu].socket for gpu in gpus]
         if all(domain in host.domains for domain in domains):

@@ -1,4 +1,4 @@
-"""Ranks that wait for others which do not come: which ones, in what, and where the others are."""
+"""Ranks that wait for others that do not arrive: which, in what, and where the others are."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Stalls:
             self._reports[news.rank] = time.monotonic(), news
 
     def forgive(self, seconds: float) -> None:
-        """The command has not listened for so long."""
+        """The command has not listened for this long."""
         for since_when in (self._joins, self._stopped):
             for rank, (since, news) in since_when.items():
                 since_when[rank] = since + seconds, news

@@ -44,7 +44,7 @@ _numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
 
 class AgreedSteps:
-    """The steps of all ranks over the same data, of which they agree on the size of each.
+    """The steps of all ranks over the same data; the ranks agree on the size of each.
 
     Args:
         split: This rank's micro-batches. All ranks make their `AgreedSteps` in the same order.

@@ -29,7 +29,7 @@ class Advice:
         self._tell_of_small_micro_batches()
 
     def ranks_have(self, samples: int) -> None:
-        """Each rank has so many samples of a batch, or more."""
+        """Each rank has this many samples of a batch, or more."""
         self._samples = samples
         self._tell_of_small_micro_batches()
 

@@ -78,7 +78,7 @@ def backup_callback(callbacks: Sequence[Any]) -> Any | None:
 
 
 class BackupRemoval(keras.callbacks.Callback):
-    """Stands for a `BackupAndRestore` among callbacks: removes the backup when training ends."""
+    """Replaces a `BackupAndRestore` among callbacks: removes the backup when training ends."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def _named_as_weights(path: Path) -> Iterator[Path]:
 
 
 def _keep_other_files(old: Path, new: Path) -> None:
-    """Copies the files in a folder that are not of a backup to the folder that replaces it."""
+    """Copies the files in a folder that are not part of a backup to the one that replaces it."""
     ours = {f"{name}{ending}" for name in _FILES for ending in ("", _PREVIOUS)}
     for entry in old.iterdir() if old.is_dir() else []:
         if entry.is_dir():
@@ -275,5 +275,5 @@ def _keep_other_files(old: Path, new: Path) -> None:
 
 
 def _as_python(value: Any) -> Any:
-    """A number or array of NumPy as Python's own."""
+    """A NumPy number or array as a Python value."""
     return value.tolist() if hasattr(value, "tolist") else float(value)

@@ -31,7 +31,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
-# The variables that the command sets by its plan.
+# The variables that the command sets from its plan.
 NO_GPU = "TNT_NO_GPU"
 GPUS = "TNT_GPUS"
 THREADS = "TNT_THREADS"

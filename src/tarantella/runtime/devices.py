@@ -1,7 +1,7 @@
 """The devices of a rank: one GPU, or a share of the host's cores.
 
 TensorFlow takes every GPU and every core it finds, in each process. Ranks of one host have to
-share them out, and that has to happen before TensorFlow's first operation.
+divide them, and that has to happen before TensorFlow's first operation.
 """
 
 from __future__ import annotations

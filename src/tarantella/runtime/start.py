@@ -79,13 +79,13 @@ def _start_mpi(launch: Launch) -> None:
         # TensorFlow says how it was built when it starts, and would do so on every rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if not _has_rdma():
-        # UCX would note down all memory that is given back, for a cache that only RDMA empties:
+        # UCX would record all memory that is freed, for a cache that only RDMA empties:
         # about 0.6 kB a step, of what Python takes for each call from a thread of TensorFlow.
         os.environ.setdefault("UCX_RCACHE_ENABLE", "n")
     try:
         import mpi4py
 
-        mpi4py.rc.finalize = False  # at the end it is done by us, and never in a forked process
+        mpi4py.rc.finalize = False  # we do it at the end, and never in a forked process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TarantellaError(
@@ -103,7 +103,7 @@ def _start_mpi(launch: Launch) -> None:
     if launch.size is not None and launch.size != size:
         library = _name_of_library(MPI)
         if size == 1:
-            MPI.Finalize()  # there is nobody to end, and nothing has to be left behind
+            MPI.Finalize()  # there is no other rank to end, and nothing must be left behind
         _refuse_other_library(launch, size, library)
     communicators = {name: watch.watched(everyone.Dup(), name) for name in PURPOSES}
     here = world.this_location()
@@ -128,9 +128,9 @@ def _has_rdma() -> bool:
 
 
 def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
-    """End a run whose launcher and whose MPI library do not know each other."""
+    """End a run whose launcher and MPI library do not belong together."""
     if launch.rank:
-        sys.exit(2)  # one of the processes says it, the others are in the same state
+        sys.exit(2)  # one process says it for all: the others are in the same state
     if launch.launcher == "Slurm":
         raise TarantellaError(
             f"srun has started {launch.size} ranks, but the MPI library that mpi4py has loaded, "

@@ -18,8 +18,8 @@ from pathlib import Path
 from tarantella.errors import VersionError
 from tarantella.runtime.imports import when_imported
 
-# The oldest that works and the newest that was tested; `tests/versions/pairs.py` says together
-# with which others.
+# The oldest that works and the newest that was tested; `tests/versions/pairs.py` says which
+# of them were tested together.
 VERSIONS = {"Python": ("3.10", "3.13"), "TensorFlow": ("2.18", "2.21"), "Keras": ("3.8", "3.15")}
 
 _PACKAGES = {

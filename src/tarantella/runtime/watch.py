@@ -110,7 +110,7 @@ def watched(communicator: Any, purpose: str) -> Any:
 
 
 def start(rank: int, seconds: float) -> None:
-    """Reports from now on if this rank waits for longer than so many seconds."""
+    """Reports from now on if this rank waits for longer than this many seconds."""
     descriptor = os.dup(2)  # the script may close or redirect its own
     watch = threading.Thread(
         target=_watch, args=(rank, seconds, descriptor), daemon=True, name="tnt-watch"
