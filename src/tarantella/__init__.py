@@ -91,7 +91,7 @@ def __dir__() -> list[str]:
 
 
 def init(devices_per_node: int | None = None) -> None:
-    """Does nothing: the import has started Tarantella. Scripts for earlier versions call it.
+    """Does nothing, as the import starts Tarantella. Scripts for earlier versions call it.
 
     Args:
         devices_per_node: Ignored: the command sets the number of ranks.

@@ -30,13 +30,13 @@ def load_model(
     compile: bool = True,  # noqa: A002  # as in Keras
     safe_mode: bool = True,
 ) -> Model:
-    """Loads a model that Keras or Tarantella saved, as `keras.models.load_model`.
+    """Loads a model that Keras or Tarantella saved, as `keras.models.load_model` does.
 
     Args:
         filepath: The file or folder, which every rank reads.
-        custom_objects: Classes and functions of your own by name, if they are not registered.
+        custom_objects: Custom classes and functions by name, if they are not registered.
         compile: Whether to compile the model, if it was compiled when it was saved.
-        safe_mode: False to allow code in the file, in `Lambda` layers.
+        safe_mode: If False, allow code in the file, in `Lambda` layers.
 
     Returns:
         A `tnt.Model` that resumes training where the saved one stopped.
@@ -71,15 +71,15 @@ def save_model(
 
     Args:
         model: The model.
-        filepath: The path; without an extension, a folder is made.
+        filepath: The path. If it has no extension, the model is saved as a folder.
         overwrite: If False, ask before overwriting a file.
         zipped: If False, write a folder instead of one file.
         tnt_save_all_devices: Whether every rank writes, rather than the master alone.
-        kwargs: Further options of Keras.
+        kwargs: Further arguments for Keras.
     """
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"save_model takes a model and a path, not {type(model).__name__} first: "
+            f"The first argument of save_model must be a model, not {type(model).__name__}: "
             "`tnt.models.save_model(model, 'path/to/location')`."
         )
     if isinstance(model, Model):
@@ -94,7 +94,7 @@ def model_from_config(config: Any, custom_objects: Any = None) -> Model:
     Args:
         config: The configuration of a Functional or Sequential model; or of any model, with the
             name of its class, as `keras.saving.serialize_keras_object` returns it.
-        custom_objects: Classes and functions of your own by name, if they are not registered.
+        custom_objects: Custom classes and functions by name, if they are not registered.
     """
     return distributed(lambda: loading.from_config(config, custom_objects), "model_from_config")
 
@@ -113,12 +113,12 @@ def model_from_yaml(yaml_string: str, custom_objects: Any = None) -> Model:
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
-    """Makes a model like another, with new layers and weights, as `keras.models.clone_model`.
+    """Clones a model with new layers and weights, as `keras.models.clone_model` does.
 
     Args:
         model: A `tnt.Model` or a `keras.Model`.
-        args: Further arguments of Keras: `input_tensors`, `clone_function` and so on.
-        kwargs: The same by name.
+        args: Further arguments for Keras: `input_tensors`, `clone_function` and so on.
+        kwargs: The same by keyword.
     """
     plain = model._plain() if isinstance(model, Model) else model
     return distributed(lambda: keras.models.clone_model(plain, *args, **kwargs), "clone_model")

@@ -100,7 +100,7 @@ FAULTS = (
     Fault(
         "kill -STOP",
         1,
-        _RANK + r"(others have waited for it .*{host} has not come: it is|it has been) stopped",
+        _RANK + r"(others have waited for it .*{host} has not arrived: it is|it has been) stopped",
     ),
     Fault("exception", 1, _RANK + r"RuntimeError: a fault of the script"),
     Fault("out of memory", 1, _RANK + r".*(MemoryError|Unable to allocate)"),

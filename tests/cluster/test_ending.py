@@ -224,7 +224,9 @@ def test_run_that_goes_on_without_a_host(cluster: Cluster) -> None:
     assert process.returncode == 0
     assert output.splitlines() == ["0 ('node1', 'node2')", "1 ('node1',)"]
     assert "rank 1 on host node2 failed: it was killed by signal 9" in errors
-    assert "tarantella: restart 1 of 1.\ntarantella WARNING: The run goes on without host" in errors
+    assert (
+        "tarantella: restart 1 of 1.\ntarantella WARNING: The run continues without host" in errors
+    )
     cluster["node2"].run("sh", "-c", "rm -f /dev/shm/mpich_shm_* /tmp/hydra_hwloc_xmlfile_*")
 
 
@@ -244,8 +246,8 @@ def test_cleanup_ends_the_runs_of_a_script_and_nothing_else(cluster: Cluster) ->
     other = cluster.script(SLEEP.replace("up-", "other-"), "other.py")
     assert cleanup(cluster, script) == (
         0,
-        f"tarantella: no process of {script} runs on host node1.\n"
-        f"tarantella: no process of {script} runs on host node2.\n",
+        f"tarantella: no process of {script} is running on host node1.\n"
+        f"tarantella: no process of {script} is running on host node2.\n",
     )
     beside = cluster["node1"].start(
         *cluster.command("--", other), stdout=subprocess.DEVNULL, cwd=cluster.folder

@@ -164,7 +164,7 @@ def test_same_host_under_two_names(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("node1\nnode2\nNode1\n", "names the host Node1 twice, in the lines 1 and 3"),
+        ("node1\nnode2\nNode1\n", "names the host Node1 twice, on lines 1 and 3"),
         ("# nothing\n\n", "names no host"),
         ("node1 slots=4\n", "Line 1"),
         ("node1\n-oProxyCommand=id\n", "Line 2"),

@@ -43,7 +43,7 @@ ARGUMENTS = [
     ("--hostfile missing -- script.py", "There is no hostfile missing"),
     ("--hostfile folder -- script.py", "folder cannot be read"),
     ("--hostfile empty -- script.py", "empty names no host"),
-    ("--hostfile doubled -- script.py", "the host node1 twice, in the lines 1 and 3"),
+    ("--hostfile doubled -- script.py", "the host node1 twice, on lines 1 and 3"),
     ("--hostfile bytes -- script.py", "is not a text file"),
 ]
 
@@ -92,7 +92,7 @@ def assert_told(result: subprocess.CompletedProcess[str], message: str) -> None:
 
 # Versions: told once, when Tarantella is imported, by whatever starts the ranks
 
-BACKEND = "VersionError: Tarantella needs TensorFlow as the backend of Keras, and KERAS_BACKEND or"
+BACKEND = "VersionError: Tarantella needs TensorFlow as the backend of Keras, but KERAS_BACKEND or"
 OLD_KERAS = "VersionError: Tarantella needs Keras 3.8 or later"
 
 

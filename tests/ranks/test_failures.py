@@ -91,7 +91,7 @@ def run(
         ("exit(3)", 3, "sys.exit(3)"),
         ("sys.exit('sorry')", 1, "sorry (exit status 1)"),
         ("os._exit(3)", 3, "exit status 3"),
-        ("os._exit(0)", 1, "before its script had come to the end"),
+        ("os._exit(0)", 1, "before its script reached the end"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV"),
         ("os.abort()", 134, "SIGABRT"),

@@ -374,7 +374,7 @@ def test_wrapping_something_else_is_an_error(thing: Any, name: str) -> None:
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no optimizer of the name 'adan'"):
+    with pytest.raises(ValueError, match="no optimizer named 'adan'"):
         tnt.keras.optimizers.Optimizer("adan")
 
 

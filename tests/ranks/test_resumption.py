@@ -350,7 +350,7 @@ def test_other_numbers_of_steps(shared_tmp_path: Path) -> None:
     with pytest.raises(InterruptError):
         train(arrays, lambda: [backup(), Interruption(1, 4)], make=small_model)
     fewer = lambda: {"x": X[:10], "y": Y[:10], "batch_size": BATCH}  # noqa: E731
-    with pytest.raises(InputError, match="There are 2 steps of data in an epoch, but a backup"):
+    with pytest.raises(InputError, match="The data have 2 steps in an epoch, but the backup"):
         train(fewer, lambda: [backup()], make=small_model)
 
 
@@ -498,5 +498,5 @@ def test_metrics_that_are_arrays(shared_tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_replaced() -> None:
     backup = keras.callbacks.BackupAndRestore("/dev/shm")
-    with pytest.raises(InputError, match="cannot be replaced as a whole: name a folder in it"):
+    with pytest.raises(InputError, match="cannot be replaced as a whole: use a folder inside it"):
         train(arrays, lambda: [backup])

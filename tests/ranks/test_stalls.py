@@ -37,9 +37,12 @@ def run(folder: Path, text: str, *options: str, ranks: int = 2) -> subprocess.Co
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("time.sleep(600)", "Rank 1 on host {host} has not come: it is in line 6 of {script}; "),
-        ("sys.exit(0)", "Rank 1 on host {host} has not come: it is at the end of its script; "),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "has not come: it is stopped by SIGSTOP: `kill "),
+        ("time.sleep(600)", "Rank 1 on host {host} has not arrived: it is in line 6 of {script}; "),
+        ("sys.exit(0)", "Rank 1 on host {host} has not arrived: it is at the end of its script; "),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "has not arrived: it is stopped by SIGSTOP: `kill ",
+        ),
     ],
 )
 def test_run_that_does_not_move_on_is_ended(what: str, said: str, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_strategy_all_of_earlier_versions_is_taken_as_data(
     strategy = tnt.ParallelStrategy.ALL
     model = tnt.Model(small_model(), parallel_strategy=strategy, num_pipeline_stages=1)
     assert isinstance(model, tnt.Model)
-    assert "ParallelStrategy.ALL is taken as DATA" in caplog.text
+    assert "ParallelStrategy.ALL is treated as DATA" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_lines_of_another_system(tmp_path: Path) -> None:
     [
         (b"", "names no host"),
         (b"# none\n\n", "names no host"),
-        (b"a\nb\na\n", "the host a twice, in the lines 1 and 3"),
+        (b"a\nb\na\n", "the host a twice, on lines 1 and 3"),
         (b"a\nA\n", "the host A twice"),
         (b"node1 slots=4\n", "Line 1 .*'node1 slots=4'"),
         (b"\nnode1:4\n", "Line 2"),

@@ -48,7 +48,7 @@ def test_one_does_something_else() -> None:
     stalls = stalls_of(waits(0), elsewhere(1), waits(2))
     assert stalls.warning() == (
         "Ranks 0, 2 have been waiting for 61 seconds, in a sum of gradients of step 3. "
-        "Rank 1 on host node1 has not come: it is in line 7 of train.py."
+        "Rank 1 on host node1 has not arrived: it is in line 7 of train.py."
     )
     assert stalls.warning() is None  # once is enough
     assert stalls.failure() is None
@@ -59,7 +59,7 @@ def test_one_is_at_its_end() -> None:
         warning = stalls_of(waits(0), end, waits(2)).warning()
         assert warning is not None
         assert warning.endswith(
-            "Rank 1 on host node1 has not come: it is at the end of its script."
+            "Rank 1 on host node1 has not arrived: it is at the end of its script."
         )
 
 
@@ -69,7 +69,7 @@ def test_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "TIME_FOR_REPORTS", -1.0)
     warning = stalls.warning()
     assert warning is not None
-    assert "Rank 1 on host node1 has not come, and reports nothing: it may be stopped" in warning
+    assert "Rank 1 on host node1 has not arrived, and reports nothing: it may be stopped" in warning
 
 
 def test_all_wait_for_each_other() -> None:
@@ -77,7 +77,7 @@ def test_all_wait_for_each_other() -> None:
     warning = stalls.warning()
     assert warning is not None
     assert "Rank 1 has been waiting for 61 seconds, in a sum of metrics" in warning
-    assert warning.endswith("they must do the same, in the same order.")
+    assert warning.endswith("they must do the same things, in the same order.")
 
 
 def test_of_many_some_are_named() -> None:
@@ -124,7 +124,7 @@ def test_ranks_that_wait_for_the_first_meeting(monkeypatch: pytest.MonkeyPatch) 
     warning = stalls.warning()
     assert warning is not None
     assert warning.startswith("Ranks 0, 2 have been waiting for 80 seconds, in the start of comm")
-    assert "Rank 1 on host node1 has not come: it may not have reached `import" in warning
+    assert "Rank 1 on host node1 has not arrived: it may not have reached `import" in warning
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 610)
     failure = stalls.failure()
     assert failure is not None
@@ -146,7 +146,7 @@ def test_one_that_is_stopped_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 61)
     assert stalls.warning() == (
         "Ranks 0, 2 have been waiting for 61 seconds, in the start of communication. Rank 1 on "
-        "host node1 has not come: it is stopped by SIGSTOP: `kill -CONT 17` there resumes it."
+        "host node1 has not arrived: it is stopped by SIGSTOP: `kill -CONT 17` there resumes it."
     )
     monkeypatch.setattr(module.time, "monotonic", lambda: now + 601)
     failure = stalls.failure()

@@ -117,7 +117,7 @@ def test_missing_state_of_a_callback_is_not_lost_silently(
     for _ in range(2):
         assert internals.callback_state(renamed, "ReduceLROnPlateau") is None
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "The state of ReduceLROnPlateau is not resumed" in warning.message
+    assert "The state of ReduceLROnPlateau is not restored" in warning.message
     assert "`cooldown_counter`" in warning.message
 
 

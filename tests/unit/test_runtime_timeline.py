@@ -77,7 +77,7 @@ def test_nothing_is_written_where_nothing_was_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("missing/trace.json", "No such file or directory"), (".", "that is not a file")],
+    [("missing/trace.json", "No such file or directory"), (".", "it is not a file")],
 )
 def test_a_file_that_cannot_be_written_is_found_out_at_once(
     tmp_path: Path, path: str, problem: str

@@ -81,7 +81,9 @@ def test_versions_that_nobody_knows_yet_are_not(
 @pytest.mark.usefixtures("not_loaded")
 def test_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(VersionError, match="there is no TensorFlow: .*pip install tensorflow-cpu"):
+    with pytest.raises(
+        VersionError, match="TensorFlow is not installed: .*pip install tensorflow-cpu"
+    ):
         versions.check()
 
 

@@ -18,6 +18,6 @@ def main(arguments: list[str]) -> NoReturn:
     host, *words = arguments
     allocation = find_allocation(os.environ)
     if allocation is None:
-        sys.exit(f"tarantella: host {host} cannot be reached: this is not a job of a scheduler.")
+        sys.exit(f"tarantella: host {host} cannot be reached: this is not a scheduler job.")
     command = allocation.on_host(host, ["/bin/sh", "-c", " ".join(words)], times.TIME_TO_REACH_HOST)
     os.execvp(command[0], command)

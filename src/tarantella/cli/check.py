@@ -194,7 +194,7 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
         (
             ("Could not resolve hostname", "Name or service not known", "Invalid node name"),
             "unknown",
-            "is not known as a host: check its spelling in the hostfile.",
+            "is not a known host: check its spelling in the hostfile.",
         ),
         (
             ("timed out", "No route to host", "Network is unreachable", "Host is down"),
@@ -204,7 +204,7 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
         (
             ("Connection refused",),
             "no ssh",
-            "is up, but has no ssh server that answers: start one.",
+            "is up, but no ssh server answers there: start one.",
         ),
         (
             ("Host key verification failed",),

@@ -21,7 +21,7 @@ def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
     """End the processes of all runs of a script on these hosts; returns the exit status."""
     if not Path("/proc").is_dir():
         raise InputError(
-            "--cleanup needs a system with /proc, to find the processes: end them by hand here."
+            "--cleanup needs a system with /proc to find the processes: end them by hand here."
         )
     script = script_path(options)
     question = {"script": script, "action": "count", "seconds": _DAY}
@@ -42,7 +42,7 @@ def _line(
         silent = before if before.content is None else after
         return f"host {host} {explain(host, silent, seconds, scheduler)[1]}"
     if before.content == 0 and after.content == 0:
-        return f"no process of {script} runs on host {host}."
+        return f"no process of {script} is running on host {host}."
     ended = f"ended {_count(max(0, before.content - after.content))} of {script} on host {host}"
     if after.content:
         return f"{ended}; {_count(after.content)} did not end: use --force to kill them."

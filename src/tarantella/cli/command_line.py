@@ -154,11 +154,9 @@ def _check_together(options: Options) -> None:
     if options.cleanup and options.dry_run:
         raise InputError("--cleanup ends processes, and --dry-run does nothing: use one of them.")
     if options.allow_fewer_hosts and not options.max_restarts:
-        raise InputError(
-            "--allow-fewer-hosts belongs to --max-restarts: use both, or leave it out."
-        )
+        raise InputError("--allow-fewer-hosts needs --max-restarts: use both, or leave it out.")
     if options.force and not options.cleanup:
-        raise InputError("--force belongs to --cleanup: use both, or leave it out.")
+        raise InputError("--force needs --cleanup: use both, or leave it out.")
 
 
 def _check_program(options: Options) -> None:
@@ -170,7 +168,7 @@ def _check_program(options: Options) -> None:
     if not options.runs_script:
         if shutil.which(name) is None:
             raise InputError(
-                f"{name} is not a program that can be run: name one that is on the PATH, "
+                f"{name} is not a program that can be run: give the name of one on the PATH, "
                 "or the path of an executable file."
             )
         return
@@ -178,7 +176,7 @@ def _check_program(options: Options) -> None:
         Path(name).open("rb").close()
     except FileNotFoundError:
         is_python = name.startswith("python")
-        advice = "leave it out, the command starts Python" if is_python else "check its path"
+        advice = "leave it out, as the command starts Python" if is_python else "check its path"
         raise InputError(f"There is no script {name}: {advice}.") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a directory: give the path of a Python script.") from None

@@ -37,7 +37,7 @@ def read_hostfile(path: str) -> tuple[str, ...]:
             )
         if name.lower() in lines:
             raise InputError(
-                f"The hostfile {path} names the host {name} twice, in the lines "
+                f"The hostfile {path} names the host {name} twice, on lines "
                 f"{lines[name.lower()]} and {number}: name each host once; --n-per-node sets the "
                 "number of ranks on each."
             )

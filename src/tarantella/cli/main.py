@@ -157,7 +157,7 @@ def _plan_for(
     """The plan for several hosts after they were checked; an InputError if one has a problem."""
     if may_lose_hosts and 0 < len(findings.problems) < len(findings.hosts):
         problems = findings.problems.items()
-        _warn((f"The run goes on without host {name}: {advice}"
+        _warn((f"The run continues without host {name}: {advice}"
                for name, (_, advice) in problems), settings)  # fmt: skip
         findings = without_problems(findings)
         allocation = replace(allocation, hosts=findings.hosts)

@@ -32,7 +32,7 @@ _OPEN_MPI_BESIDE = "ompirun_wrapper"
 
 # Variables of a run that we are part of ourselves, if any: they would confuse the new one.
 _OF_ANOTHER_RUN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "MPI_LOCAL")
-# The same of a run of ours: what identifies it, and what its command planned for its ranks.
+# The same for a run of ours: what identifies it, and what its command planned for its ranks.
 _OURS = (*RUN_VARIABLES, RANK_PROCESS, ONE_BY_ONE)
 _PLANNED = (
     *(row.variable for row in settings_of(Configuration).values() if row.planned),
@@ -99,7 +99,7 @@ class Mpiexec(ABC):
 
 
 class Hydra(Mpiexec):
-    """That of MPICH. It passes all variables on to the ranks."""
+    """The launcher of MPICH. It passes all variables on to the ranks."""
 
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         if placement.allocation is None:
@@ -114,7 +114,7 @@ class Hydra(Mpiexec):
 
 
 class IntelHydra(Hydra):
-    """That of Intel MPI, which is derived from MPICH's."""
+    """The launcher of Intel MPI, which is derived from MPICH's."""
 
     def environment(self, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
         # We bind ranks to cores, and a rank that is killed at once cannot tell why. The others are
@@ -132,7 +132,7 @@ class IntelHydra(Hydra):
 
 
 class OpenMpi(Mpiexec):
-    """That of Open MPI. It passes on only the variables that are named."""
+    """The launcher of Open MPI. It passes on only the variables that are named."""
 
     # Each host, or Open MPI itself, sets these.
     _not_passed_on = re.compile(r"(OMPI|OPAL|PMIX|PRTE|SSH)_.*|HOSTNAME|PWD")
@@ -170,7 +170,7 @@ class OpenMpi(Mpiexec):
 
 
 class AnyMpiexec(Mpiexec):
-    """One that we do not know: it runs on this machine only."""
+    """A launcher that we do not know: it runs on this machine only."""
 
     def options(self, placement: Placement, variables: Iterable[str]) -> list[str]:
         if placement.allocation is not None:

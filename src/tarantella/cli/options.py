@@ -29,19 +29,19 @@ MOST_RANKS = 1024
 def _read_ranks(text: str) -> int:
     ranks = whole_number("", smallest=1).read(text)
     if ranks > MOST_RANKS:
-        raise ArgumentTypeError(f"{text} ranks are more than {MOST_RANKS} on one machine")
+        raise ArgumentTypeError(
+            f"{text} ranks are more than {MOST_RANKS}, the most for one machine"
+        )
     return ranks
 
 
 def _read_variable(text: str) -> tuple[tuple[str, str]]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ArgumentTypeError(
-            f"{text!r} has no '=': write NAME=VALUE, and -- in front of the script"
-        )
+        raise ArgumentTypeError(f"{text!r} has no '=': write NAME=VALUE, and -- before the script")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ArgumentTypeError(
-            f"{name!r} is not a name for a variable: use letters, digits and _, no digit first"
+            f"{name!r} is not a name for a variable: use letters, digits and _, but no digit first"
         )
     return ((name, value),)
 
@@ -53,7 +53,7 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
         raise ArgumentTypeError(f"{text!r} cannot be understood: {error}") from None
     if words and shutil.which(words[0]) is None:
         raise ArgumentTypeError(
-            f"{words[0]!r} is not a program that can be run: name one that is on the PATH, "
+            f"{words[0]!r} is not a program that can be run: give the name of one on the PATH, "
             "or the path of an executable file"
         )
     return tuple(words)
@@ -138,7 +138,7 @@ class Options(Configuration):
         option=Option(
             ("--allow-fewer-hosts",),
             Group.FAILURES,
-            "with --max-restarts: go on without hosts that can no longer take part",
+            "with --max-restarts: continue without hosts that can no longer take part",
         ),
     )
     # What runs the script, and its arguments; empty: the program runs by itself.

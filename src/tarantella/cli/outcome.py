@@ -113,7 +113,7 @@ class Outcome:
                     self._fail_after(failure)
 
     def forgive(self, seconds: float) -> None:
-        """The command has not listened for so long: nothing was missing in that time."""
+        """The command has not listened for this long: nothing was missing in that time."""
         for since_when in (self._heard, self._left):
             since_when.update((rank, since + seconds) for rank, since in since_when.items())
         self._unexplained = {
@@ -121,7 +121,7 @@ class Outcome:
         }
 
     def hear_silence(self, seconds: float) -> None:
-        """Find ranks that have not been heard for so long: their host must be gone."""
+        """Find ranks that have not been heard for this long: their host must be gone."""
         now = time.monotonic()
         for rank, host in self._hosts.items():
             if rank not in self._ended and now - self._heard[rank] > seconds:
@@ -129,7 +129,7 @@ class Outcome:
                 self._fail(Failure(rank, host, cause, 1))
 
     def hear_early_end(self, seconds: float) -> None:
-        """Find ranks that left so long before others, which need them: by os._exit(0), or because
+        """Find ranks that left this long before others that need them: by os._exit(0), or because
         someone other than this command asked them to end; and ranks that ended with an error
         status and have not announced a cause."""
         now = time.monotonic()
@@ -143,7 +143,7 @@ class Outcome:
     def _early_end(self, rank: int) -> Failure:
         if rank in self._consequences:
             return self._consequences[rank]
-        cause = "it left before its script had come to the end"
+        cause = "it exited before its script reached the end"
         return Failure(rank, self._hosts.get(rank, "?"), cause, 1)
 
     def hear_stall(self, failure: Failure) -> None:
@@ -151,7 +151,7 @@ class Outcome:
         self._fail(failure)
 
     def hear_no_start(self, host_of: Mapping[int, str], seconds: float) -> None:
-        """Find ranks that have not started after so long."""
+        """Find ranks that have not started after this long."""
         missing = [rank for rank in host_of if rank not in self._hosts]
         if missing and self.failure is None:
             cause = (

@@ -180,8 +180,8 @@ def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
     if len(host.domains) < 2:
         raise InputError(
             f"Host {host.name} does not have several NUMA domains to pin ranks to: leave out "
-            "--pin-to-socket and --pin-memory-to-socket. Ranks have cores of their own without "
-            "them, too."
+            "--pin-to-socket and --pin-memory-to-socket. Each rank has its own cores even "
+            "without them."
         )
     for domain in host.domains:
         cores, ranks = len(host.sockets[domain]), homes.count(domain)
@@ -202,7 +202,7 @@ def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _homes(host: Host, count: int, gpus: tuple[int, ...] | None) -> list[int]:
-    """The NUMA domain for each rank: that of its GPU, or evenly, neighbours together."""
+    """The NUMA domain for each rank: that of its GPU, or spread evenly, neighbours together."""
     if gpus is not None:
         domains = [host.gpus[gpu].socket for gpu in gpus]
         if all(domain in host.domains for domain in domains):

@@ -1,4 +1,4 @@
-"""The processes of a run on this machine: how to find and to end them.
+"""The processes of a run on this machine: how to find and end them.
 
 The processes of a run have variables in their environment, which everything that they start
 inherits. Without a /proc nothing is found. Only processes of this user count.

@@ -140,6 +140,6 @@ def _sweep(
     for host, answer in ask_all(allocation, SWEEP, question, times.TIME_TO_SWEEP_HOSTS).items():
         if answer.content is None and not allocation.is_over(answer.errors):
             console.show(
-                f"host {host} could not be asked to end what may still run there: once it can be "
-                "reached, `tarantella --cleanup` with the same script ends it."
+                f"host {host} could not be asked to end processes that may still run there: once "
+                "it can be reached, `tarantella --cleanup` with the same script ends them."
             )

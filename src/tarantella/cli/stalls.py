@@ -1,4 +1,4 @@
-"""Ranks that wait for others which do not come: which ones, in what, and where the others are."""
+"""Ranks that wait for others that do not arrive: which, in what, and where the others are."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Stalls:
             self._reports[news.rank] = time.monotonic(), news
 
     def forgive(self, seconds: float) -> None:
-        """The command has not listened for so long."""
+        """The command has not listened for this long."""
         for since_when in (self._joins, self._stopped):
             for rank, (since, news) in since_when.items():
                 since_when[rank] = since + seconds, news
@@ -159,13 +159,15 @@ class Stalls:
     def _who_is_missing(self, waiting: Sequence[Announcement]) -> str:
         missing = self._missing(waiting)
         if not missing:
-            return "So all ranks wait for each other: they must do the same, in the same order."
+            return (
+                "So all ranks wait for each other: they must do the same things, in the same order."
+            )
         named = [self._absence(rank) for rank in missing[:_MOST_NAMED]]
         more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
         return f"{'; '.join([*named, *more])}."
 
     def _absence(self, rank: int) -> str:
-        who = f"Rank {rank} on host {self._hosts[rank]} has not come"
+        who = f"Rank {rank} on host {self._hosts[rank]} has not arrived"
         news = self._fresh().get(rank)
         if rank in self._stopped:
             return f"{who}: it is {self._stop(rank)}"

@@ -49,7 +49,7 @@ class Message:
         self._sent = self._started = now()
 
     def pieces(self, nbytes: int) -> Iterator[tuple[Any, Array]]:
-        """What MPI reads and writes, in pieces of so many bytes."""
+        """What MPI reads and writes, in pieces of this many bytes."""
         from mpi4py import MPI
 
         step = max(1, nbytes // self._target.itemsize)
@@ -87,7 +87,7 @@ class BackgroundAllreduce:
         threading.Thread(target=self._attend, name="tarantella-allreduce", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Has a message summed, after all that were sent before."""
+        """Sums a message, in the background, after all that were sent before."""
         count_barrier(self._communicator)
         with self._changed:
             self._to_send.append(message)

@@ -1,4 +1,4 @@
-"""A long row of bytes from every rank to every rank, through little memory.
+"""Sends a long run of bytes from every rank to every rank, with little memory.
 
 Each rank sends one block at a time. A block's memory goes back to the system when it has been sent,
 so what is received can grow by as much as what is left to send shrinks.

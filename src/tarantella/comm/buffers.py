@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 # Far below the 2**31 elements that an MPI count holds, for speed: an allreduce needs a scratch
 # buffer as large as the message, and from 32 MiB on malloc asks the system for new pages each
-# time. Allreduce in place on two ranks of one machine: 2.4 GB/s in one piece, 7.8 GB/s so.
+# time. Allreduce in place on two ranks of one machine: 2.4 GB/s in one piece, 7.8 GB/s in many.
 MESSAGE_BYTES = 16 << 20
 # Arrays up to this size share a message: copying them costs less than a message of their own.
 SMALL_BYTES = 64 << 10

@@ -1,12 +1,12 @@
-"""The collectives for a user's own code: `allreduce`, `broadcast`, `allgather` and `barrier`.
+"""The collectives for users: `allreduce`, `broadcast`, `allgather` and `barrier`.
 
 Every rank must call the same ones in the same order, with values of the same structure, shapes and
 dtypes. If they do not, each rank gets an error that says which rank has what.
 
 A value is an array, a tensor, a variable, a number, a string, or any nesting of dicts, lists,
-tuples and named tuples of those; None stays None. Results are of the type of the value: a tensor
-for a tensor or a variable, an array for an array, a float for a float. They share no memory with
-the value, which is left as it is. With one rank, results are copies, and MPI is not used.
+tuples and named tuples of those; None stays None. Results have the type of the value: a tensor for
+a tensor or a variable, an array for an array, a float for a float. They share no memory with the
+value, which does not change. With one rank, results are copies, and MPI is not used.
 
 Threads of one rank take turns.
 """
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 def allreduce(value: Any, op: str = "sum") -> Any:
     """Combines the values of all ranks, element by element; every rank gets the result.
 
-    Equal values on as many ranks give bit-identical results, on every rank and in every run.
+    The same values on the same number of ranks give bit-identical results, on every rank and in
+    every run.
 
     Args:
         value: What this rank contributes; see the module's description. float16, bfloat16 and
             float8 are summed in float32. Arrays of integers wrap around, Python integers do not.
             Strings are refused.
-        op: "sum", "mean" (of integers in float64), "min" or "max" (NaN wins). Booleans have "max"
-            (any) and "min" (all) only, complex numbers "sum" and "mean" only.
+        op: "sum", "mean" (of integers in float64), "min" or "max" (NaN wins). Booleans take only
+            "max" (any) and "min" (all), complex numbers only "sum" and "mean".
 
     Returns:
         A value of the same structure.
@@ -51,7 +52,7 @@ def allreduce(value: Any, op: str = "sum") -> Any:
         MismatchError: If the ranks' values differ in structure, shape or dtype.
 
     Example:
-        >>> tnt.allreduce({"correct": 12, "loss": np.array([0.5, 0.25])})  # on two equal ranks
+        >>> tnt.allreduce({"correct": 12, "loss": np.array([0.5, 0.25])})  # the same on two ranks
         {'correct': 24, 'loss': array([1. , 0.5])}
     """
 
@@ -83,7 +84,7 @@ def broadcast(value: Any, root: int | None = None) -> Any:
 
     Args:
         value: On the root, what is sent; see the module's description. On the other ranks, a value
-            of the same structure, shapes and dtypes; what it holds does not matter. Strings may
+            of the same structure, shapes and dtypes; its contents do not matter. Strings may
             have any length.
         root: The rank whose value is sent, by default the master rank.
 
@@ -116,7 +117,7 @@ def allgather(value: Any) -> list[Any]:
 
     Args:
         value: What this rank contributes; see the module's description. The first dimension of an
-            array or tensor may be of another size on each rank, and strings of any length.
+            array or tensor may differ between ranks, and strings may have any length.
 
     Returns:
         A list with the value of each rank, in the order of the ranks. Arrays are not joined; use
@@ -124,11 +125,11 @@ def allgather(value: Any) -> list[Any]:
 
     Raises:
         InputError: If any rank has a value that cannot be sent.
-        MismatchError: If the ranks' values differ in structure or dtype, or in a shape but for its
-            first dimension.
+        MismatchError: If the ranks' values differ in structure or dtype, or in any dimension but
+            the first.
 
     Example:
-        >>> tnt.allgather(np.arange(tnt.get_rank() + 1))  # on every one of two ranks
+        >>> tnt.allgather(np.arange(tnt.get_rank() + 1))  # on each of two ranks
         [array([0]), array([0, 1])]
     """
     with _together("allgather()", value, _describe_growing) as (leaves, comm):
@@ -141,14 +142,14 @@ def allgather(value: Any) -> list[Any]:
 
 
 def barrier() -> None:
-    """Waits until every rank has come here.
+    """Waits until every rank has called it.
 
     Example:
         >>> if tnt.is_master_rank():
         ...     prepare_files()
         >>> tnt.barrier()  # every rank finds the files
     """
-    # To agree is to wait for all: no rank can know that the others are here before they are.
+    # Agreeing means waiting for all: no rank can know that the others are here before they are.
     with _together("barrier()", None, str):
         pass
 
@@ -162,7 +163,7 @@ def _together(
 ) -> Iterator[tuple[list[Leaf], MPI.Comm | None]]:
     """Enters a collective: all ranks agree on the call, or all get an error.
 
-    A rank that cannot take part says so to the others, and they do not wait for it.
+    A rank that cannot take part tells the others, and they do not wait for it.
 
     Args:
         call: The call and its arguments, which must be the same on all ranks.
@@ -172,7 +173,7 @@ def _together(
         problem: What is known to be wrong already.
 
     Returns:
-        The leaves of `value`, and the communicator; None instead with one rank.
+        The leaves of `value`, and the communicator, which is None with one rank.
     """
     lines: list[agreement.Line] = []
     leaves: list[Leaf] = []
@@ -261,7 +262,7 @@ def _broadcast_leaves(leaves: list[Leaf], comm: MPI.Comm, root: int) -> list[Arr
 
 
 def _to_send(leaf: Leaf) -> list[Array]:
-    """The elements of a leaf as buffers: of strings the lengths and the bytes, of others one."""
+    """The elements of a leaf as buffers: lengths and bytes for strings, one buffer otherwise."""
     if leaf.is_string:
         return list(strings.encode(leaf.read(), leaf.dtype))
     return [leaf.read()]

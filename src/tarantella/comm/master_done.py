@@ -36,7 +36,7 @@ class Subject:
 
     Attributes:
         action: what was done, as in "save"
-        thing: what it was done to, as in a path
+        thing: what it was done to, such as a path
     """
 
     action: str
@@ -69,7 +69,7 @@ _END = _Report(-1, None)
 
 
 def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
-    """Has the master do something, and returns or raises on all ranks alike.
+    """Lets the master do something, and returns or raises on all ranks alike.
 
     The master does it whether or not the others come here; they wait for it.
     """
@@ -96,7 +96,7 @@ def report_failure(error: Exception) -> None:
 
 
 def settle() -> None:
-    """Receives all that nobody has asked for: MPI wants no message to be left when it ends.
+    """Receives all that nobody has asked for: no message must be left when MPI ends.
 
     Every rank must call it, last of all.
     """
@@ -184,7 +184,7 @@ class _Reports:
             if not exact:
                 raise MismatchError(
                     f"`{subject.action}` of {subject.thing} was called on rank "
-                    f"{world.get_rank()}, but not on the master rank, which has gone on: call it "
+                    f"{world.get_rank()}, but not on the master rank, which has moved on: call it "
                     "on all ranks, or on the master alone."
                 )
         if not exact:

@@ -1,6 +1,6 @@
-"""Communicators of their own for threads of the script that train at the same time.
+"""Separate communicators for threads of the script that train at the same time.
 
-All ranks use a communicator in the same order. Two threads do so each on its own, but not together:
+All ranks use a communicator in the same order. Each of two threads does, but not both together:
 on every rank they are interleaved differently. So each needs communicators that no other uses.
 """
 
@@ -25,10 +25,10 @@ _in_use: set[str] = set()
 
 @contextmanager
 def communicators_of_this_thread() -> Iterator[None]:
-    """Gives what is done inside communicators that no other thread of this rank uses.
+    """Inside it, this thread uses communicators that no other thread of this rank uses.
 
     Does nothing in the main thread. The threads of the ranks that belong together are those of the
-    same name, and every rank must have one. Communicators are kept for the next thread of the name.
+    same name, and every rank must have one. Communicators are kept for the next such thread.
 
     Raises:
         InputError: If another thread of this name is inside.

@@ -34,7 +34,7 @@ _unfinished: list[tuple[Any, Any]] = []  # requests that nobody waits for, and t
 
 def barrier(communicator: Any) -> None:
     """Returns when every rank has called it; at once on one host with a core for each."""
-    # A thread of the script calls collectives whenever it likes: on each rank at another point.
+    # A thread of the script calls collectives whenever it likes: at another point on each rank.
     if communicator.purpose != "collectives" or in_common_order():
         count_barrier(communicator)
     if ranks_share_cores() or world.has_several_hosts():
@@ -62,7 +62,7 @@ def barrier_count(communicator: Any) -> int:
 
 
 def before_next_barrier(communicator: Any, function: Callable[[], None]) -> None:
-    """Has a function called, once, when this rank is about to wait for the others."""
+    """Registers a function to call once, when this rank is about to wait for the others."""
     barriers = _barriers_of(communicator)
     with barriers.lock:
         barriers.due.append(function)
@@ -74,9 +74,9 @@ def _barriers_of(communicator: Any) -> _Barriers:
 
 
 def in_common_order() -> bool:
-    """Whether this thread does on every rank the same things in the same order.
+    """Whether this thread does the same things in the same order on every rank.
 
-    The main thread does, and one that has communicators of its own.
+    The main thread does, and so does one that has its own communicators.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     return in_main_thread or world.has_own_communicators()

@@ -1,4 +1,4 @@
-"""Whether the elements of a dataset are batches, and of which size."""
+"""Whether the elements of a dataset are batches, and of what size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_unbatched(dataset: tf.data.Dataset) -> bool:
 def may_be_batched(dataset: tf.data.Dataset) -> bool:
     """Whether a transformation makes batches, and no later one takes them apart again.
 
-    Also if we cannot tell.
+    True also if we cannot tell.
     """
     try:
         name = pipeline.name_of(dataset)

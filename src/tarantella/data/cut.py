@@ -58,5 +58,5 @@ def cut(dataset: tf.data.Dataset, rank: int, size: int, fingerprinted: bool = Tr
             )
         )
 
-    # Not in parallel: to hand a batch over to another thread costs more than to cut it.
+    # Not in parallel: handing a batch over to another thread costs more than cutting it.
     return Split(dataset.map(micro_batch_of))

@@ -12,12 +12,12 @@ import tensorflow as tf
 from tarantella.data.pipeline import ancestors, reshuffles
 from tarantella.internals.tensorflow import TENSORS, argument, concrete, functions, is_a
 
-# TensorFlow writes out all tensors in front of a dataset as well.
+# TensorFlow writes out all tensors before a dataset as well.
 _MOST_WRITTEN_OUT = 64 * 2**20
 
 
 def can_be_written_out(dataset: tf.data.Dataset) -> bool:
-    """Whether few enough tensors lie in front of a dataset for TensorFlow to write them all out."""
+    """Whether few enough tensors come before a dataset for TensorFlow to write them all out."""
     tensors = [
         tensor
         for one in ancestors(dataset)
@@ -54,7 +54,7 @@ def is_filled(cache: tf.data.Dataset) -> bool:
     """Whether a `cache` in memory has all elements already.
 
     Only a cache that is not full begins to read its source when an iterator is made. So we make one
-    of the same memory with a source of ours, and see whether that was begun.
+    with the same memory and a source of ours, and see whether it begins to read that.
     """
     source, untouched = (tf.data.Dataset.range(64).shuffle(64, seed=1) for _ in range(2))
     memory = tf.raw_ops.CacheDatasetV2(

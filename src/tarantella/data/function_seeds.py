@@ -15,8 +15,8 @@ ChangeSeeds = Callable[[int, int], tuple[int, int]]
 
 NO_SEED = (0, 0)  # what TensorFlow takes for "none"
 
-# Datasets with an order of their own, as they are called inside of a function, and where they
-# have their seeds among their inputs.
+# Datasets with an order of their own, by their names inside a function, and where their seeds are
+# among their inputs.
 ORDERING_NODES = {"ShuffleDataset": slice(2, 4), "RandomDataset": slice(0, 2)}
 
 _copies = itertools.count()

@@ -18,7 +18,7 @@ from tarantella.internals.tensorflow import (
 
 # Python functions, which may do anything.
 PYTHON_NODES = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-# What calls functions with its own last inputs: all of them, or all but what it decides by.
+# These call functions with their own last inputs: all of them, or all but what they decide by.
 _CALLING_NODES = (
     *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
     *("Case", "StatelessCase", "While", "StatelessWhile"),
@@ -72,7 +72,7 @@ def _of_any_size(spec: Any) -> Any:
 
 
 def _is_alike(function: Any, other: Any) -> bool:
-    """Whether two functions do the same with the same; of Python functions we cannot know."""
+    """Whether two functions do the same with the same inputs; unknown for Python functions."""
     inputs = (concrete(one).captured_inputs for one in (function, other))
     return (
         all(one is another for one, another in zip(*inputs, strict=False))
@@ -104,7 +104,7 @@ def _written_out(function: Any) -> list[Any]:
 
 
 def is_identity(mapped: tf.data.Dataset) -> bool:
-    """Whether a `map` returns what it gets; TensorFlow leaves such a one out."""
+    """Whether a `map` returns what it gets; TensorFlow leaves such a `map` out."""
     (function,) = functions(mapped)
     graph = concrete(function).graph
     if len(graph.inputs) != len(graph.outputs) or concrete(function).captured_inputs:

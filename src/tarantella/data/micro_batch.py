@@ -31,7 +31,7 @@ class MicroBatch(NamedTuple):
     """What one rank works on in one step.
 
     A rank that gets no sample of a batch (there are fewer samples than ranks) is given the batch's
-    last sample to compute on, so that no layer ever sees an empty tensor. It counts for nothing.
+    last sample to compute on, so that no layer ever sees an empty tensor. It does not count.
 
     Attributes:
         count: How many samples of the global batch are this rank's; can be 0.

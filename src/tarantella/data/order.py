@@ -23,18 +23,18 @@ from tarantella.internals import tensorflow as internals
 from tarantella.internals.tensorflow import MissingNameError, concrete, functions, is_a, sources
 from tarantella.runtime.log import LOGGER
 
-# What stands in for a seed that was not given. Each transformation gets another one, so that two
-# shuffles differ.
+# What stands in for a seed that was not given. Each transformation gets a different one, so that
+# two shuffles differ.
 _FIRST_SEED = 7919
 
-# What may draw besides operations with a seed.
+# What may draw random numbers, besides operations with a seed.
 _DRAWS = ("RngReadAndSkip", *PYTHON_NODES)
 
-# What makes datasets of its elements. With a shuffle among these, each pass may have another order.
+# These make datasets of their elements. If those shuffle, the order may differ in each pass.
 _MAKE_DATASETS = {"interleave", "flat_map", "group_by_window"}
-# What may give another order in each pass.
+# These may give a different order in each pass.
 _ORDERS = {"shuffle", "random", "directed_interleave", *_MAKE_DATASETS}
-# What begins to read its source once in each pass, with the first element.
+# These begin to read their source once in each pass, with the first element.
 _PASS_ON = {
     "shuffle", "tensor_slice", "tensor", "range", "map", "filter", "batch", "padded_batch",
     "prefetch", "take", "skip", "shard", "options", "zip", "unbatch", "restructured", "variant",
@@ -70,8 +70,8 @@ def in_common_order(dataset: tf.data.Dataset, replace: internals.Replace) -> tf.
         return rebuild.random_numbers(dataset, _seed_of(dataset))
     if is_a(dataset, internals.SHUFFLE) and not keeps_order(dataset):
         LOGGER.warning(
-            "The dataset holds large tensors in front of a `shuffle`. If a script iterates over it "
-            "before it trains with it, the order in training is not that of a single process."
+            "The dataset holds large tensors before a `shuffle`. If a script iterates over it "
+            "before training with it, the order in training differs from that in one process."
         )
         (source,) = sources(dataset)
         return rebuild.shuffled(replace(source), dataset)
@@ -83,7 +83,7 @@ def in_common_order(dataset: tf.data.Dataset, replace: internals.Replace) -> tf.
 
 
 def keeps_order(dataset: tf.data.Dataset) -> bool:
-    """Whether a shuffle that is rebuilt continues the orders of the user's own."""
+    """Whether a shuffle that is rebuilt continues the orders of the user's shuffle."""
     return (
         not is_a(dataset, internals.SHUFFLE)
         or not pipeline.reshuffles(dataset)
@@ -103,7 +103,7 @@ def common_seed() -> Iterator[None]:
 
 
 def may_draw(dataset: tf.data.Dataset) -> bool:
-    """Whether a function on the way to a dataset may draw random numbers, on each rank others."""
+    """Whether a function on the way to a dataset may draw random numbers that differ by rank."""
     return any(
         any(map(is_keras_seed, concrete(function).graph.variables))
         or any("seed" in node.attr or node.op in _DRAWS for node in nodes(function))
@@ -113,21 +113,19 @@ def may_draw(dataset: tf.data.Dataset) -> bool:
 
 
 def restarts_each_pass(dataset: tf.data.Dataset) -> bool:
-    """Whether a pass depends on nothing but how often passes were begun before.
+    """Whether a pass depends only on how many passes were begun before.
 
-    Not so if it may draw random numbers, or if we cannot tell.
+    False if it may draw random numbers, or if we cannot tell.
     """
     try:
         return not may_draw(dataset) and not continues_across_passes(dataset)
     except MissingNameError as missing:
-        internals.tell_once(
-            missing, "to resume training, the epochs that are done are read once more."
-        )
+        internals.tell_once(missing, "to resume training, the epochs that are done are read again.")
         return False
 
 
 def continues_across_passes(dataset: tf.data.Dataset) -> bool:
-    """Whether the order in a pass may depend on more than how often passes were begun before."""
+    """Whether the order in a pass may depend on more than how many passes were begun before."""
     names = {pipeline.name_of(one) for one in pipeline.ancestors(dataset) if not _only_joins(one)}
     return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
 
@@ -154,8 +152,8 @@ def _only_joins(dataset: tf.data.Dataset) -> bool:
 def drawing_as_rank(function: Any, rank: int) -> Any:
     """The function of a `map` of one rank's samples, with random draws of that rank.
 
-    With one seed on all ranks, the first sample of each rank would be treated alike, and so would
-    the second and all others. The master draws as it would alone.
+    With one seed on all ranks, the first samples of all ranks would be treated alike, and so would
+    the second ones and all others. The master draws as it would alone.
     """
     states = generator_states(function)
     own = function

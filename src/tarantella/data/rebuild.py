@@ -1,4 +1,4 @@
-"""Making a transformation of a `tf.data` pipeline again, of other inputs."""
+"""Rebuilding a transformation of a `tf.data` pipeline with other inputs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tarantella.internals.tensorflow import Replace, argument, is_a, sources
 def over(
     dataset: tf.data.Dataset, replace: Replace, traced: list[Any] | None = None
 ) -> tf.data.Dataset:
-    """The same transformation of what `replace` makes of its inputs.
+    """The same transformation, applied to what `replace` makes of its inputs.
 
     A shuffle continues the dataset's own sequence of orders: a pass over one of them is a pass over
     both.
 
     Args:
         dataset: The dataset.
-        replace: What makes its inputs.
-        traced: Its functions, if others are to take their place.
+        replace: Makes the new inputs from its own.
+        traced: The functions to use in place of its own, if any.
     """
     if is_a(dataset, internals.SHUFFLE):
         (source,) = sources(dataset)
@@ -99,7 +99,7 @@ def shuffled(
 ) -> tf.data.Dataset:
     """A shuffle of `source` that is like another one, with orders of its own.
 
-    Its seed is that of the other one, if no other is given.
+    Its seed is that of the other one, unless one is given.
     """
     seeds = (argument(like, "seed"), argument(like, "seed2")) if seed is None else (0, seed)
     return internals.shuffled_again(source, like, seeds, own_seed_generator(like, seeds))

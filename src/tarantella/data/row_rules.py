@@ -173,7 +173,7 @@ def _reshape(op: tf.Operation, kinds: Sequence[Kind]) -> Kind | None:
     inside, outside = factor_of(shape), factor_of(target[1:])
     if target[0].counts:  # then what belongs to a row stays together, however much it is
         asked = factor_of(target)
-        # TensorFlow may never notice a shape that cannot be, where it is reshaped once more.
+        # TensorFlow may never notice an impossible shape if it is reshaped again.
         impossible = inside is not None and asked is not None and asked >= 0 and inside != asked
         return None if impossible else PerRow(target[0].factor)
     if target[0].factor != -1 or inside is None or outside is None or outside <= 0:

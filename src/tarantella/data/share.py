@@ -1,8 +1,8 @@
 """Which share of the current global batch this rank holds, as a number that a graph can read.
 
-A training loop of the user's own gets its data in one place and applies gradients in another.
-The share of the batch that was handed out last goes from there to here, through a variable: a
-step that TensorFlow has traced once reads it anew each time it runs.
+A custom training loop gets its data in one place and applies gradients in another. The share of
+the batch that was handed out last goes from the one to the other through a variable: a step that
+TensorFlow has traced once reads it anew each time it runs.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ def set_current(count: int, total: int) -> None:
 
 
 def share_of(count: int, total: int) -> float:
-    """The share that `count` of `total` samples are."""
+    """The share that `count` of `total` samples make up."""
     return count / total if total else 0.0

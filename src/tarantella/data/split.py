@@ -1,8 +1,8 @@
 """Each rank's micro-batches of the batches of a dataset, split off where that is cheapest.
 
-To cut a finished batch is always right, but then every rank has prepared all of it. So a pipeline
-is taken apart, and its transformations are put together again behind the split: the elements of a
-batch are counted off in front of the `map`s (`split_elements`), and what is done with batches is
+Cutting a finished batch is always right, but then every rank has prepared all of it. So a pipeline
+is taken apart, and its transformations are put together again after the split: the elements of a
+batch are counted off before the `map`s (`split_elements`), and what is done with batches is
 done with micro-batches (`split_batches`). Every rank counts all elements, so a micro-batch comes
 with its size and that of its batch.
 """
@@ -47,7 +47,7 @@ def _cut_as_a_whole(
 
 
 def _with_own_files(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    """The dataset, with a file of this rank's for each that ranks must not write together."""
+    """The dataset, with this rank's own file for each that ranks must not write together."""
     dataset = unwrapped(dataset)
     if not any(pipeline.file_of(one) for one in pipeline.ancestors(dataset)):
         return dataset

@@ -104,7 +104,7 @@ class Splitter:
     def _own_elements(
         self, dataset: tf.data.Dataset, batch_size: int, drop_remainder: bool
     ) -> tf.data.Dataset:
-        """This rank's elements of each batch to be, tagged.
+        """This rank's elements of each future batch, tagged.
 
         A tag is the number of this rank's elements, that of all, and the batch's fingerprint.
         """

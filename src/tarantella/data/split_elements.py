@@ -1,4 +1,4 @@
-"""Moving the `map`s of single elements behind the split, so that a rank maps its own elements only.
+"""Moving the `map`s of single elements after the split, so that a rank maps only its own elements.
 
 A `map` can trade places with whatever only picks and orders elements (`shuffle`, `repeat`, `take`,
 `zip`...), not with what looks at them or changes their number (`filter`, `flat_map`,
@@ -20,7 +20,7 @@ from tarantella.data.functions import changes_state, is_identity
 from tarantella.internals import tensorflow as internals
 from tarantella.internals.tensorflow import functions, is_a, parallel_calls, sources
 
-# What only picks elements, and orders them: a `map` before it can as well stand behind it.
+# What only picks elements, and orders them: a `map` before it can come after it as well.
 PICKS = (internals.REPEAT, internals.SHARD, internals.SHUFFLE, internals.SKIP, internals.TAKE)
 
 Stage = Callable[[tf.data.Dataset, int], tf.data.Dataset]
@@ -51,7 +51,7 @@ class Map:
         return tagged.map(change_element, num_parallel_calls=self.parallel)
 
     def in_component(self, zipped: tf.data.Dataset, index: int) -> Map:
-        """The same for the elements of a `zip`, one component of which it maps."""
+        """The same `map`, for one component of the elements of a `zip`."""
 
         def within(change: Change) -> Change:
             return rebuild.in_component(zipped, index, self.within(change))
@@ -61,7 +61,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Again:
-    """A transformation that does not mind the tags, such as `prefetch`."""
+    """A transformation that the tags do not affect, such as `prefetch`."""
 
     dataset: tf.data.Dataset
 
@@ -93,7 +93,7 @@ class Lifted:
         return replace(self, stages=(*self.stages, stage), shortened=True)
 
     def picked_by(self, dataset: tf.data.Dataset) -> Lifted:
-        """The same behind what only picks elements of the base."""
+        """The same stages after a transformation that only picks elements of the base."""
         base = rebuild.set_apart(self.base) if self.shortened else self.base
         picked = order.in_common_order(dataset, lambda _: base)
         return replace(self, base=picked, shortened=False)

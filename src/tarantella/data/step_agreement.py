@@ -44,7 +44,7 @@ _numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
 
 class AgreedSteps:
-    """The steps of all ranks over the same data, of which they agree on the size of each.
+    """The steps of all ranks over the same data; the ranks agree on the size of each.
 
     Args:
         split: This rank's micro-batches. All ranks make their `AgreedSteps` in the same order.
@@ -171,8 +171,8 @@ def _check_same_batch(
                 f"The data differ between the ranks in step {int(position[1]) + 1}: rank "
                 f"{world.get_rank()} has {_described(numbers)}, rank {rank} has "
                 f"{_described(theirs)}. All ranks must be given the same data in the same order: "
-                "seed what is random in it; or pass `tnt_distribute_dataset=False` if every rank "
-                "brings its own data."
+                "seed everything random in them, or pass `tnt_distribute_dataset=False` if every "
+                "rank brings its own data."
             )
 
 
@@ -180,8 +180,8 @@ def warn_of_different_data(evidence: str) -> None:
     """Warns that the ranks, which should have the same data, do not."""
     LOGGER.warning(
         "The ranks do not have the same data: %s. So some samples are left out, and others are "
-        "used twice. Seed what is random in the data, and let all ranks iterate over a dataset "
-        "equally often before they train with it; or pass `tnt_distribute_dataset=False` if "
+        "used twice. Seed everything random in the data, and let all ranks iterate over a dataset "
+        "equally often before they train on it; or pass `tnt_distribute_dataset=False` if "
         "every rank brings its own data.",
         evidence,
     )

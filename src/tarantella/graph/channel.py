@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tarantella.comm.buckets import Bucket, TensorSpec, fuse
 
-# Not every MPI can add these; booleans are true in sum if one of them is.
+# Not every MPI can add these; a sum of booleans is true if one of them is.
 _ADDED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32, tf.bool: tf.int32}
 
 
@@ -50,7 +50,7 @@ class Channel(ABC):
         return sums
 
     def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The slices of all ranks behind each other, in the order of the ranks."""
+        """The slices of all ranks one after the other, in the order of the ranks."""
         values = _widened(slices.values)
         all_indices, all_values = self._rows(slices.indices, values)
         all_indices.set_shape([None])
@@ -69,7 +69,7 @@ class Channel(ABC):
 
     @abstractmethod
     def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The indices and values of all ranks, by rank. Each rank may have another number."""
+        """The indices and values of all ranks, by rank. Each rank may have a different number."""
 
     def _last(self, kind: str) -> list[tf.Tensor]:
         """The results of the last operation of a kind for this purpose, in the graph being made."""

@@ -231,7 +231,7 @@ def give_losses(model: keras.Model, losses: list[Any]) -> None:
 
 @cache
 def mask_epsilon() -> float:
-    """What this Keras adds to the number of valid entries of a mask, against division by 0."""
+    """What this Keras adds to the number of valid entries of a mask, to avoid division by 0."""
     with tf.init_scope():
         weight = loss_module.apply_mask(None, tf.ones(1, tf.float64), "float64", "mean")
         return 1.0 / float(weight[0]) - 1.0
@@ -290,8 +290,8 @@ def callback_state(callback: Any, class_name: str) -> dict[str, Any] | None:
 @cache  # once, not at each backup
 def _warn_of_missing_state(class_name: str, missing: str) -> None:
     LOGGER.warning(
-        "The state of %s is not resumed from a backup: with Keras %s it has no %s. Use a version "
-        "of Keras that Tarantella was tested with to resume it.",
+        "The state of %s is not restored from a backup: with Keras %s it has no %s. Use a version "
+        "of Keras that Tarantella was tested with to restore it.",
         class_name,
         keras.__version__,
         missing,
@@ -306,7 +306,7 @@ def csv_size(logger: keras.callbacks.CSVLogger) -> int:
 
 
 def shorten_csv(logger: keras.callbacks.CSVLogger, size: int) -> None:
-    """Removes the last lines of a `CSVLogger`'s file, if it has more than so many bytes."""
+    """Removes the last lines of a `CSVLogger`'s file, if it has more than this many bytes."""
     with versions.private_names("Keras"):
         if size <= logger.csv_file.tell():
             logger.csv_file.truncate(size)
@@ -328,7 +328,7 @@ def global_seed() -> Any | None:
 
 
 def make_global_seed() -> None:
-    """Has the state of the random numbers that are drawn without a seed be there."""
+    """Creates the state of the random numbers that are drawn without a seed, if it is missing."""
     seed_generator.global_seed_generator()
 
 
@@ -356,7 +356,7 @@ class _Hdf5:
 
 @cache
 def install_hdf5_files(file_class: Callable[[], type[h5py.File]]) -> None:
-    """Has Keras save to HDF5 files of the class that a function returns each time."""
+    """Makes Keras save to HDF5 files of the class that a function returns each time."""
     saving_lib.h5py = legacy_h5_format.h5py = _Hdf5(file_class)
 
 
@@ -392,7 +392,7 @@ def restore_optimizer(model: keras.Model, path: str) -> None:
 
 
 def save_as(cls: type, plain: type) -> None:
-    """Has Keras save objects of a class of ours as objects of the user's class."""
+    """Makes Keras save objects of one of our classes as objects of the user's class."""
     for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
         if plain in names:
             names[cls] = names[plain]

@@ -322,7 +322,7 @@ def global_seed() -> int | None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Has random operations that are made meanwhile use another global seed."""
+    """Makes random operations that are created meanwhile use another global seed."""
     try:
         state = _found(_CONTEXT)()
         before = _attribute(state, "_seed"), getattr(state, "_rng", None)  # none until it is seeded
@@ -364,7 +364,7 @@ def enclosing_graphs() -> list[Any] | None:
 
 
 def run_independently(operation: tf.Operation) -> None:
-    """Has TensorFlow run an operation for its effects, but not in the order of the program.
+    """Makes TensorFlow run an operation for its effects, but not in the order of the program.
 
     Where TensorFlow has no such thing, the operation stays in program order: right, but slower.
     """

@@ -1,4 +1,4 @@
-"""What Tarantella makes of parts of Keras, under the names they have there.
+"""Tarantella's versions of parts of Keras, under the names they have there.
 
 Modules are loaded when they are first used: they load Keras.
 """

@@ -38,7 +38,7 @@ class RankDataAdapter(internals.DataAdapter):
     Args:
         adapter: Keras's adapter of the global batches.
         own: This rank's micro-batches.
-        own_data: Whether each rank has data of its own, instead of the same data as the others.
+        own_data: Whether each rank has its own data, instead of the same data as the others.
         steps_per_epoch: How many steps an epoch has, if the user said so.
 
     Attributes:
@@ -139,7 +139,7 @@ class RankDataAdapter(internals.DataAdapter):
     def explaining(self) -> Iterator[None]:
         """Raises an error of ours, instead of TensorFlow's, if the ranks' data do not match.
 
-        It is around all use of the adapter, also for `evaluate` within `fit`. If all goes well,
+        It wraps all use of the adapter, also for `evaluate` within `fit`. If all goes well,
         the steps can be used for the same data again.
         """
         self._uses += 1
@@ -320,6 +320,6 @@ def _described(spec: Any) -> Any:
 
 
 def _most(batches: int | None) -> int | None:
-    """The largest number of batches that any rank has; None if one does not know."""
+    """The largest number of batches that any rank has; None if some rank does not know."""
     numbers = [int(n) for n in collectives.allgather(np.int64(-1 if batches is None else batches))]
     return None if -1 in numbers else max(numbers)

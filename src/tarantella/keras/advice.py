@@ -29,7 +29,7 @@ class Advice:
         self._tell_of_small_micro_batches()
 
     def ranks_have(self, samples: int) -> None:
-        """Each rank has so many samples of a batch, or more."""
+        """Each rank has this many samples of a batch, or more."""
         self._samples = samples
         self._tell_of_small_micro_batches()
 
@@ -37,9 +37,9 @@ class Advice:
         if self._local_layers and self._samples < ENOUGH_SAMPLES:
             self._tell_once(
                 "Each rank has %d samples of a batch, and batch normalization (%s) uses the "
-                "statistics of those alone, which are poor for fewer than %d. Make the global "
-                "batch larger, %d or more; or make the layers with `synchronized=True`, and they "
-                "use the statistics of the global batch.",
+                "statistics of those alone, which are poor for fewer than %d. Use a global "
+                "batch of %d samples or more, or make the layers with `synchronized=True`: they "
+                "then use the statistics of the global batch.",
                 self._samples,
                 _some(self._local_layers),
                 ENOUGH_SAMPLES,
@@ -67,7 +67,7 @@ class Advice:
     def number_of_eager_step(self) -> None:
         """Numbers are taken as means, because without a graph nothing shows more."""
         self._tell_once(
-            "With `run_eagerly=True`, a loss of your own that is a single number is taken as a "
+            "With `run_eagerly=True`, a custom loss that is a single number is taken as a "
             "mean over the samples of a batch. If it is not a mean, results differ from those of "
             "one process; return one value for each sample instead."
         )

@@ -78,7 +78,7 @@ def backup_callback(callbacks: Sequence[Any]) -> Any | None:
 
 
 class BackupRemoval(keras.callbacks.Callback):
-    """Stands for a `BackupAndRestore` among callbacks: removes the backup when training ends."""
+    """Replaces a `BackupAndRestore` among callbacks: removes the backup when training ends."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Backup:
         if exists and (self._folder.is_mount() or not os.access(self._folder.parent, os.W_OK)):
             raise InputError(
                 f"BackupAndRestore uses the folder {self._folder}, which cannot be replaced as a "
-                f"whole: name a folder in it, such as {self._folder / 'backup'}."
+                f"whole: use a folder inside it, such as {self._folder / 'backup'}."
             )
         atomic_write.recover(self._folder)
         return (self._folder / _WEIGHTS).exists()
@@ -245,7 +245,7 @@ class Backup:
         first = str(error).strip().partition("\n")[0]
         return InputError(
             f"The backup in {self._folder} cannot be restored: {first or type(error).__name__} "
-            "Resume with the model that it was made of, or remove it to start anew."
+            "Resume with the model that it was made from, or remove the backup to start again."
         )
 
 
@@ -265,7 +265,7 @@ def _named_as_weights(path: Path) -> Iterator[Path]:
 
 
 def _keep_other_files(old: Path, new: Path) -> None:
-    """Copies the files in a folder that are not of a backup to the folder that replaces it."""
+    """Copies the files in a folder that are not part of a backup to the one that replaces it."""
     ours = {f"{name}{ending}" for name in _FILES for ending in ("", _PREVIOUS)}
     for entry in old.iterdir() if old.is_dir() else []:
         if entry.is_dir():
@@ -275,5 +275,5 @@ def _keep_other_files(old: Path, new: Path) -> None:
 
 
 def _as_python(value: Any) -> Any:
-    """A number or array of NumPy as Python's own."""
+    """A NumPy number or array as a Python value."""
     return value.tolist() if hasattr(value, "tolist") else float(value)

@@ -95,7 +95,7 @@ _DIVIDE = {"Div", "DivNoNan", "RealDiv"}
 
 
 class BatchGraph:
-    """What tensors of a graph have to do with the samples of a batch.
+    """How the tensors of a graph depend on the samples of a batch.
 
     Args:
         samples: Tensors with the samples in their first axis.
@@ -111,13 +111,13 @@ class BatchGraph:
 
     @classmethod
     def of(cls, data: Any) -> BatchGraph:
-        """The one of a step with these data."""
+        """The graph of a step with these data."""
         leaves = tf.nest.flatten(data)
         uneven = [leaf for leaf in leaves if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))]
         return cls([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)], even=not uneven)
 
     def formula(self, number: tf.Tensor) -> Formula | None:
-        """How a tensor without an axis of samples is computed, or None if that does not show."""
+        """How a tensor with no axis of samples is computed; None if the graph does not show it."""
         formula = Formula(number)
         try:
             formula.kind = self._visit(number, formula, {})

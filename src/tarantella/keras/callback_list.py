@@ -108,7 +108,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         )
 
     def release_model(self) -> None:
-        """Leaves the model to the user again."""
+        """Gives the model back to the user."""
         if self._pending is not None:  # an error has ended it
             request, *buffers = self._pending
             keep_until_done(request, buffers)
@@ -267,7 +267,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
     def _exchange_requests(self) -> None:
         """Sends this rank's requests, and receives those that all ranks sent one step before.
 
-        By now these have arrived, so that no rank waits.
+        By now these have arrived, so no rank waits.
         """
         requests = self.model._tnt_stop_requests
         if self._pending is not None:

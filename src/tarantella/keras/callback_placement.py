@@ -68,7 +68,7 @@ def _run_here(
         callback: The callback.
         position: Its position among those that were passed.
         common: What the ranks know of each other's callbacks.
-        changes: Undoes changes of the callback in the end.
+        changes: Undoes changes to the callback at the end.
     """
     everywhere = runs_on_all_ranks(callback)
     if needs_folder_per_rank(callback):

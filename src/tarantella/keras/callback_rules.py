@@ -1,6 +1,6 @@
 """How each callback of Keras is treated on several ranks: a table with one row per callback.
 
-A callback without a row, such as one of the user's own, runs on all ranks with the logs of the
+A callback without a row, such as a custom one, runs on all ranks with the logs of the
 global batch. It may change the model whenever it is called, so the ranks wait for each other after
 each of its events. A backup keeps nothing of it.
 
@@ -109,7 +109,7 @@ RULES = (
     Rule("RemoteMonitor", master_only=True),
     # On all ranks, as it exchanges the weights. It has to know which ones are in the model.
     Rule("SwapEMAWeights", state=internals.CALLBACK_STATE["SwapEMAWeights"]),
-    # It only writes files, in a folder that ranks can have one each of.
+    # It only writes files, in a folder; each rank can have its own.
     Rule(
         "TensorBoard",
         master_only=True,
@@ -122,7 +122,7 @@ RULES = (
 
 
 def rules_for(callback: Any) -> list[Rule]:
-    """The rules for a callback; those for the Keras class that it derives from."""
+    """The rules for a callback: those for the Keras class that it derives from."""
     return [rule for rule in RULES if _is_a(callback, rule)]
 
 

@@ -51,7 +51,7 @@ def restore(callbacks: Sequence[Any], position: Position) -> None:
 
 
 def append_to_logs(callbacks: Sequence[Any]) -> None:
-    """Has log files keep the epochs before the interruption."""
+    """Keeps the epochs before the interruption in log files."""
     for logger in _csv_loggers(callbacks):
         logger.append = True
 

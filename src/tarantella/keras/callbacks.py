@@ -1,4 +1,4 @@
-"""`tnt.keras.callbacks.Callback`: the user chooses which ranks run a callback, and its logs.
+"""`tnt.keras.callbacks.Callback` sets which ranks run a callback, and which logs it gets.
 
 Without it, `callback_rules` decides.
 """
@@ -15,9 +15,9 @@ from tarantella.errors import InputError
 class Callback(keras.callbacks.Callback):
     """Chooses which ranks run a callback, and which logs it gets.
 
-    By default, callbacks run on all ranks with the logs of the global batch, so that all ranks
-    make the same decisions. Those of Keras that only write (`CSVLogger`, `TensorBoard`,
-    `RemoteMonitor`) run on the master rank.
+    By default, callbacks run on all ranks with the logs of the global batch, so all ranks make the
+    same decisions. Keras callbacks that only write (`CSVLogger`, `TensorBoard`, `RemoteMonitor`)
+    run only on the master rank.
 
     Returns a callback of the same class, which shares its state with the one passed in.
 
@@ -26,7 +26,7 @@ class Callback(keras.callbacks.Callback):
         aggregate_logs: If True, the callback gets the logs of the global batch; if False, those of
             the rank's own micro-batch, which differ between the ranks.
         run_on_all_ranks: If True, all ranks run the callback; if False, only the master rank. If
-            it writes a file on all ranks, give each rank a path of its own.
+            the callback writes a file on all ranks, give each rank its own path.
 
     Example:
 
@@ -99,7 +99,7 @@ _configured_classes: dict[Any, Any] = {}
 
 
 def _configured_class(plain: Any) -> Any:
-    """The class of callbacks that are both a `Callback` of ours and a `plain` one."""
+    """The class of callbacks that are both a `Callback` and a `plain` one."""
     if plain not in _configured_classes:
         _configured_classes[plain] = type(
             plain.__name__,

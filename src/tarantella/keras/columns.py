@@ -142,7 +142,7 @@ class Dense:
         shape = tuple(leaf.shape[1:])
         if self._shapes and len(self._shapes[0]) != len(shape):
             raise InputError(
-                "predict(): an output must have the same number of dimensions in each step, and "
+                "predict(): an output must have the same number of dimensions in each step, but "
                 f"has {1 + len(shape)} after {1 + len(self._shapes[0])}."
             )
         self._shapes.append(shape)

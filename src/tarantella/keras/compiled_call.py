@@ -1,4 +1,4 @@
-"""Calls of a model as XLA-compiled functions of their own.
+"""Calls of a model as separate functions compiled by XLA.
 
 XLA cannot compile communication. With `jit_compile=True` the model's forward pass, and with
 it the backward pass, is compiled, and the step around it, which communicates, is not.
@@ -24,7 +24,7 @@ def call_compiled(
     """What `call(*args, **kwargs)` returns, computed by a compiled function.
 
     Masks and losses that layers leave behind are results too, and are passed on: the tensors of
-    a function are of no use outside it.
+    a function cannot be used outside it.
     """
     leaves = tf.nest.flatten((args, kwargs))
     is_tensor = [tf.is_tensor(leaf) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Datasets for training loops of the user's own, on all ranks."""
+"""Datasets for custom training loops on all ranks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tarantella.runtime import world
 
 
 def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
-    """This rank's micro-batch of every global batch of a dataset, for a loop of your own.
+    """Returns this rank's micro-batches of the global batches, for a custom training loop.
 
-    Every rank iterates over it in a Python loop, and takes as many steps as the dataset has
-    batches. The sizes of the ranks' micro-batches differ by at most one. If a batch has fewer
-    samples than there are ranks, a rank without one is handed a sample that counts for nothing.
+    Every rank iterates over the result in a Python loop, and takes as many steps as the dataset
+    has batches. The sizes of the ranks' micro-batches differ by at most one. If a batch has fewer
+    samples than there are ranks, a rank without a sample gets one that does not count.
 
     A `tnt.keras.optimizers.Optimizer` uses the share of the batch that was handed out last: take
-    one step with each batch, and do not collect batches to use them later.
+    one step with each batch, and do not collect batches for later.
 
     Args:
         dataset: A `tf.data.Dataset` batched with the global batch size, or other batches that
             `fit` takes, the same on all ranks.
-        tnt_micro_batch_size: How many samples a rank gets of each batch, if you want to say so.
+        tnt_micro_batch_size: How many samples of each batch a rank gets, as in `fit`.
 
     Returns:
         A `DistributedDataset`. Its `share` is this rank's share of the batch handed out last: a
-        mean over the micro-batch times the share, summed over the ranks, is the mean over the
-        global batch.
+        mean over the micro-batch, multiplied by the share and summed over the ranks, is the mean
+        over the global batch.
 
     Example:
 
@@ -74,11 +74,11 @@ def undistributed(x: Any, micro_batch_size: int | None) -> tuple[Any, int | None
 
 
 class DistributedDataset:
-    """What `tnt.distribute_dataset` makes: an iterable over this rank's micro-batches.
+    """The result of `tnt.distribute_dataset`: an iterable over this rank's micro-batches.
 
     Attributes:
         dataset: The dataset that it was made from.
-        micro_batch_size: How many samples a rank gets of each batch, if that was stated.
+        micro_batch_size: How many samples of each batch a rank gets, if that was stated.
     """
 
     def __init__(self, dataset: Any, micro_batch_size: int | None = None) -> None:
@@ -97,7 +97,7 @@ class DistributedDataset:
 
     @property
     def share(self) -> float:
-        """This rank's samples divided by those of all, in the batch handed out last."""
+        """The fraction of the samples that are this rank's, in the batch handed out last."""
         return share.share_of(*self._counts)
 
     @property
@@ -139,15 +139,15 @@ class DistributedDataset:
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)
                     yield _without_optionals(micro_batch.data)
-                # Back to the batch of a loop around this one. A loop that is left before its end
-                # may be followed by a step on the batch it was left with.
+                # Back to the batch of a loop around this one. A step on the last batch may follow
+                # a loop that is left before its end.
                 share.set_current(*outer)
             finally:
                 self.feed.on_epoch_end()
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the dataset's own batches are just what is to be handed out."""
+        """Whether the dataset's own batches can be handed out as they are."""
         alone = world.get_size() == 1 and self.micro_batch_size is None
         return alone and isinstance(self.dataset, tf.data.Dataset)
 

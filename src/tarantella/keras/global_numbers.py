@@ -1,6 +1,6 @@
-"""Numbers of the user's code, made to count as numbers of the global batch.
+"""Numbers in the user's code, made to count as numbers of the global batch.
 
-A number is a mean over samples, a sum, or a function of such; its graph shows which
+A number is a mean over samples, a sum, or a function of these; its graph shows which
 (`batch_reductions`). Whatever it is, it is made to count as a mean does: multiplied by the shares
 of the ranks and summed over them, it is the number of the global batch.
 """
@@ -27,7 +27,7 @@ class GlobalNumbers:
 
     Args:
         share: This rank's share.
-        graph: What tensors have to do with the samples.
+        graph: How tensors depend on the samples.
         advice: Tells the user what was not understood.
     """
 
@@ -79,7 +79,7 @@ class GlobalNumbers:
     def targets_as_means(self, target: Any, output_gradients: Any) -> tuple[Any, Any]:
         """What to take gradients of, in place of what was computed, and the gradients of that.
 
-        The tape has stopped recording: other than in `as_mean`, nothing can be multiplied.
+        The tape has stopped recording: unlike in `as_mean`, nothing can be multiplied.
         """
         targets = tf.nest.flatten(target)
         given = [None] * len(targets)

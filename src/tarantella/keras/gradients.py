@@ -52,7 +52,7 @@ def sum_over_ranks(
 
     Args:
         gradients: Tensors, slices or None.
-        channel: What they are summed by.
+        channel: What sums them.
         forward_was_noted: Whether a timeline has the forward pass already.
     """
     dense = [i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)]
@@ -72,9 +72,9 @@ def sum_over_ranks(
 def _sum_of_slices(slices: tf.IndexedSlices, channel: Channel) -> tf.IndexedSlices:
     """The slices that one process would have for the global batch.
 
-    It has slices for each sample, one after the other, and once those of a lookup that depends on
-    no sample, such as one of positions. This matters to an optimizer: Keras does not add up slices
-    of the same index, so it squares each slice and not their sum.
+    It has the slices of each sample, one after the other, but those of a lookup that depends on no
+    sample, such as one of positions, only once. This matters to an optimizer: Keras does not add up
+    slices of the same index, so it squares each slice and not their sum.
     """
     if tf.executing_eagerly():
         return _folded(channel.concatenate(slices), world.get_size())
@@ -120,7 +120,7 @@ def _lookups(
             graph.outputs[indices.value_index],
             lambda inner: any(map(depends, arguments_for(operation, graph, inner))),
         )
-        # A function's own tensors are of no use outside it: at most one size can be unknown.
+        # A function's own tensors cannot be used outside it: at most one size can be unknown.
         sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]
         is_here = indices.graph is tf.compat.v1.get_default_graph()
         if is_here and sizes.count(-1) <= 1:
@@ -132,8 +132,8 @@ def _lookups(
 def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
     """Slices of all ranks; those that most likely depend on no sample are added up.
 
-    In an eager step nothing shows where indices come from. Positions rise and are the same on all
-    ranks; indices of samples hardly ever do and are.
+    In an eager step nothing shows where indices come from. Positions increase and are the same on
+    all ranks; for indices of samples, this is hardly ever true.
     """
     count = len(everyones.indices) // ranks
     if count < 2 or count * ranks != len(everyones.indices):

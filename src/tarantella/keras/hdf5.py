@@ -26,7 +26,7 @@ _problems: ContextVar[list[OSError] | None] = ContextVar("problems", default=Non
 
 @contextmanager
 def checked_writes() -> Iterator[None]:
-    """Has HDF5 files that Keras cannot write raise an error, and do no other harm.
+    """Makes HDF5 files that Keras cannot write raise an error, and do no other harm.
 
     Raises:
         OSError: At the end, if one could not be written.

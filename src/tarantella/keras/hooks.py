@@ -1,4 +1,4 @@
-"""Every place where Keras is led through Tarantella, in one table.
+"""Every place where Tarantella hooks into Keras, in one table.
 
 A hook is a function or method of Keras (or of TensorFlow, where Keras calls it) that asks, each
 time it is called, whether someone has a handler for it: a step of ours, say. The handler gets
@@ -177,7 +177,7 @@ _installing = Lock()
 
 @contextmanager
 def led_through(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
-    """For a while, leads calls in this thread through handlers.
+    """Passes calls in this thread to handlers, for a while.
 
     Args:
         handlers: For each hook, a function of the plain function and its arguments. It takes the
@@ -196,7 +196,7 @@ def led_through(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
 
 @contextmanager
 def suspended(*hooks: Hook) -> Iterator[None]:
-    """For a while, calls the plain functions in this thread."""
+    """Calls the plain functions in this thread, for a while."""
     before = _handlers.set({**_handlers.get(), **dict.fromkeys(hooks)})
     try:
         yield
@@ -210,7 +210,7 @@ def is_led(hook: Hook) -> bool:
 
 
 def always_led_through(handlers: Mapping[Hook, Handler]) -> None:
-    """Leads calls in all threads through handlers, from now on."""
+    """Passes calls in all threads to handlers, from now on."""
     _always.update(handlers)
     install(handlers)
 
@@ -285,7 +285,7 @@ def _with_hook(hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _HookedDescriptor:
-    """A method that is no plain function, such as a `tf.function`."""
+    """A method that is not a plain function, such as a `tf.function`."""
 
     def __init__(self, hook: Hook, definition: Any) -> None:
         self._hook = hook
@@ -315,7 +315,7 @@ def _handler(hook: Hook) -> Handler | None:
 
 @contextmanager
 def generators_read_with(wrap: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Puts something around the Python functions that Keras makes datasets of batches from."""
+    """Wraps the Python functions that Keras makes datasets of batches from."""
 
     def from_generator(plain: Any, begin: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         return plain(wrap(begin), *args, **kwargs)
@@ -326,7 +326,7 @@ def generators_read_with(wrap: Callable[[Callable[[], Any]], Any]) -> Iterator[N
 
 @contextmanager
 def messages_about(temporary: str, path: str) -> Iterator[None]:
-    """Has Keras tell the user of `path` where it would name a temporary file."""
+    """Makes Keras's messages name `path` instead of a temporary file."""
 
     def print_renamed(plain: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         plain(str(message).replace(temporary, path), *args, **kwargs)

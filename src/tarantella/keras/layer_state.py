@@ -5,10 +5,10 @@ codebook: each rank computes them from its micro-batch. At the end of the step t
 so that all ranks always hold the same state, and validation, saving and callbacks need nothing
 special. Weights that no layer writes, such as frozen ones, cost nothing.
 
-What a variable becomes goes by its `aggregation`, as Keras means it:
+What a variable becomes depends on its `aggregation`, as in Keras:
 
-- "none" and "mean": the mean over the ranks, each with as many samples as it had; or what its
-  formula gives for the global batch, where a graph shows that it is no mean but, say, a sum;
+- "none" and "mean": the mean over the ranks, weighted by their numbers of samples; or what its
+  formula gives for the global batch, where a graph shows that it is not a mean but, say, a sum;
 - "sum": what it was before the step plus the changes of all ranks;
 - "only_first_replica", and integers: the master's, which always has samples.
 """
@@ -30,8 +30,8 @@ from tarantella.keras import hooks, state
 from tarantella.keras.hooks import Handler, Hook
 from tarantella.runtime import world
 
-# Marks variables that layers were seen to write in training. A function of the user's that is
-# traced already keeps writing them, and no hook sees it.
+# Marks variables that layers were seen to write in training. A user's function that is already
+# traced keeps writing them, and no hook sees it.
 _WRITTEN = "_tnt_written_in_training"
 
 
@@ -70,7 +70,7 @@ class LayerState:
         return [*self._model.non_trainable_variables, *self._model.trainable_variables]
 
     def handlers(self) -> dict[Hook, Handler]:
-        """Where Keras is led through here."""
+        """The handlers for the hooks in Keras."""
         return {hooks.ASSIGN_VARIABLE: self._assign}
 
     def _assign(self, assign: Handler, variable: Any, value: Any) -> Any:
@@ -92,7 +92,7 @@ class LayerState:
 
     @property
     def written(self) -> list[Any]:
-        """The variables that layers have written so far; not what an optimizer has."""
+        """The variables that layers have written so far; not those that an optimizer has."""
         return [variable for variable in self._variables() if id(variable) in self._written]
 
     def combine(self, trained: bool) -> None:

@@ -48,7 +48,7 @@ def whole(filepath: Any) -> Iterator[None]:
         if not damage:
             raise
         raise InputError(
-            f"The file '{path}' cannot be loaded: {damage}. It may be truncated, or of another "
+            f"The file '{path}' cannot be loaded: {damage}. It may be truncated, or in another "
             "format: load another copy of it, or save the model again."
         ) from None
 
@@ -154,5 +154,5 @@ def as_yaml(text: str, **options: Any) -> str:
 
 def _described(description: Any, custom_objects: Any, origin: str) -> Any:
     if not isinstance(description, dict) or not {"class_name", "config"} <= set(description):
-        raise InputError(f"This is not the result of `{origin}` of a model.")
+        raise InputError(f"This is not the result of a model's `{origin}`.")
     return keras.saving.deserialize_keras_object(description, custom_objects)

@@ -36,8 +36,8 @@ class Losses:
     Args:
         model: The model.
         share: This rank's share of the global batch.
-        numbers: Says what the user's own losses are.
-        nested: The handlers within a call that was led through here.
+        numbers: The numbers in the user's code, over all ranks.
+        nested: The handlers within a call that is handled here.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Losses:
         }
 
     def handlers(self) -> dict[Hook, Handler]:
-        """Where Keras is led through here."""
+        """The handlers for the hooks in Keras."""
         handlers: dict[Hook, Handler] = {
             hooks.REDUCE_LOSS: self._reduce,
             hooks.SCALE_LOSS: self._scale,
@@ -70,7 +70,7 @@ class Losses:
         return handlers
 
     def is_scaled(self) -> bool:
-        """Whether a loss was multiplied by the share, whose gradients are not applied yet."""
+        """Whether a loss whose gradients are not applied yet was multiplied by the share."""
         return bool(self._scaled_for)
 
     def take_scaled(self, optimizer: Any) -> bool:

@@ -31,8 +31,8 @@ class Metrics:
     Args:
         micro_batch: The data.
         share: This rank's share of the global batch.
-        graph: What tensors have to do with the samples.
-        numbers: Says what numbers of the user's code are.
+        graph: How tensors depend on the samples.
+        numbers: The numbers in the user's code, over all ranks.
         over_ranks: Whether the results are those of all ranks, not of this one.
     """
 
@@ -53,11 +53,11 @@ class Metrics:
         self._global_results: list[tf.Tensor] = []
 
     def handlers(self) -> dict[Hook, Handler]:
-        """Where Keras is led through here."""
+        """The handlers for the hooks in Keras."""
         return {hooks.UPDATE_METRIC: self._update, hooks.METRIC_RESULT: self._result}
 
     def nested(self) -> dict[Hook, Handler | None]:
-        """The handlers within a call that was led through a step.
+        """The handlers within a call that a step handles.
 
         What Keras calls there is left alone, but numbers always count with this rank's share.
         """
@@ -84,7 +84,7 @@ class Metrics:
     def _update_symbolically(
         self, update_state: Handler, metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """The same, where what is computed is thrown away."""
+        """The same, where the result is discarded."""
         if _records_numbers(update_state):
             return self._update_with_share(update_state, metric, tf.identity, *args, **kwargs)
         return update_state(metric, *args, **kwargs)
@@ -116,7 +116,7 @@ class Metrics:
         return update_state(metric, values, sample_weight)
 
     def _is_fixed(self, weight: Any) -> bool:
-        """Whether a weight has nothing to do with this rank's samples, as far as can be known."""
+        """Whether a weight does not depend on this rank's samples, as far as can be known."""
         if self._graph.is_number_of_rows(weight):
             return False
         return not isinstance(weight, tf.Tensor) or self._graph.is_fixed(weight)
@@ -166,8 +166,8 @@ class Metrics:
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
     """What `compute` makes of the state that metrics have over all ranks.
 
-    The ranks' values of a variable add up, unless it says itself (`aggregation`) that they are
-    to be averaged, or that the master's stands for all.
+    The ranks' values of a variable add up, unless its `aggregation` says that they are to be
+    averaged, or that the master's value stands for all.
     """
     combined = [variable for metric in metrics for variable in metric.variables]
     values = []

@@ -43,12 +43,12 @@ _ALL = frozenset({"train", "test"})
 
 
 class ParallelStrategy(Enum):
-    """How the ranks share the work. There is one way; the other names are of earlier versions.
+    """How the ranks share the work. There is one way; the other names are from earlier versions.
 
     Attributes:
         DATA: Every rank holds the whole model and works on its micro-batch of every batch.
         PIPELINING: The layers of a model are divided between ranks. `tnt.Model` refuses it.
-        ALL: Both. `tnt.Model` takes it as `DATA`, with a warning.
+        ALL: Both. `tnt.Model` treats it as `DATA`, with a warning.
     """
 
     DATA = "data"
@@ -64,7 +64,7 @@ class _PlainModel:
 
 
 class Model(keras.Model):
-    """Makes a Keras model train on all ranks, with the result of one process.
+    """Makes a Keras model train on all ranks, with the same result as in one process.
 
     Returns a `keras.Model` of the same class as the model passed in. The two share their layers
     and weights, but `compile` and `fit` affect only the one they are called on. So the plain model
@@ -72,13 +72,13 @@ class Model(keras.Model):
 
     Args:
         model: A Functional, Sequential or subclassed Keras model.
-        parallel_strategy: `ParallelStrategy.DATA`, the only one.
+        parallel_strategy: `ParallelStrategy.DATA`, the only one supported.
         num_pipeline_stages: 1, as the layers of a model are not divided between ranks.
 
     Attributes:
         model: A plain Keras model with the layers, weights and optimizer of this one, for work
-            that one rank does alone; a new object each time. If your model has an attribute
-            `model` of its own, that is kept instead.
+            that one rank does alone; a new object each time. If your model has its own attribute
+            `model`, that is kept instead.
 
     Example:
 
@@ -155,7 +155,7 @@ class Model(keras.Model):
             x: Data of any kind that Keras takes, the same on all ranks, in batches of the global
                 size.
             y: Targets.
-            batch_size: The size of the global batch, if `x` is not in batches already.
+            batch_size: The size of the global batch, if `x` is not batched already.
             tnt_micro_batch_size: How many samples of a batch each rank gets. It sets the batch
                 size of data that are not in batches; otherwise it must match the batch size.
             tnt_validation_micro_batch_size: The same for the validation data.
@@ -307,7 +307,7 @@ class Model(keras.Model):
     ) -> Any:
         """Computes the metrics of the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.evaluate`, and two that are explained at `fit`.
+        Takes the arguments of `keras.Model.evaluate`, and two more that `fit` explains.
         """
         self._require_compiled("evaluate")
         arguments.require_data(x, "evaluate")
@@ -334,7 +334,7 @@ class Model(keras.Model):
             micro_batch_size=tnt_micro_batch_size,
             distribute=tnt_distribute_dataset,
         )
-        if not kwargs:  # `fit`, which has started from the master, passes an argument of its own
+        if not kwargs:  # `fit` has started from the master, and passes an extra argument
             self._start_from_master(adapter.spec, again=False)
         with (
             adapter.explaining(),
@@ -363,10 +363,10 @@ class Model(keras.Model):
     ) -> Any:
         """Computes the predictions for the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.predict`, and two that are explained at `fit`. With
-        `tnt_distribute_dataset=False`, the dataset is what all ranks pass together: the predictions
-        come step by step, and by rank in each step. They are in the order of a batched `dataset`
-        if each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())`.
+        Takes the arguments of `keras.Model.predict`, and two more that `fit` explains. With
+        `tnt_distribute_dataset=False`, the dataset is what all ranks pass together: predictions
+        are ordered by step, and by rank within a step. That is the order of a batched `dataset` if
+        each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())`.
         """
         arguments.require_data(x, "predict")
         arguments.require_steps(x, steps=steps)
@@ -529,7 +529,7 @@ class Model(keras.Model):
 
     @contextmanager
     def _given(self, function_name: str, data: Any) -> Iterator[None]:
-        """Has one of Keras's functions work on `data`, whatever it is called with."""
+        """Makes one of Keras's functions work on `data`, whatever it is called with."""
         getattr(self, f"make_{function_name}")()
         function = getattr(self, function_name)
         setattr(self, function_name, lambda _: function(data))
@@ -549,18 +549,19 @@ class Model(keras.Model):
         tnt_save_all_devices: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Saves the plain Keras model, as `keras.Model.save`: whole, or not at all.
+        """Saves the plain Keras model, as `keras.Model.save` does: completely, or not at all.
 
         The master rank writes, and waits for no other rank. The others wait for the master, so
-        that they can read the file next. You can also call it on the master alone.
+        they can read the file afterwards. You can also call `save` on the master alone.
 
         Args:
-            filepath: The path; without an extension, a folder is made, as with `zipped=False`.
+            filepath: The path. If it has no extension, the model is saved as a folder, as with
+                `zipped=False`.
             overwrite: If False, ask before overwriting a file.
             zipped: If False, write a folder instead of one file.
             tnt_save_all_devices: Whether every rank writes, for example to its own disk. All ranks
-                must call it then.
-            kwargs: Further options of Keras.
+                must then call `save`.
+            kwargs: Further arguments for Keras.
         """
         saving.save_model(
             self._plain(), filepath, overwrite, zipped, tnt_save_all_devices, **kwargs
@@ -574,7 +575,7 @@ class Model(keras.Model):
         *,
         tnt_save_all_devices: bool = False,
     ) -> None:
-        """Saves the weights, as `keras.Model.save_weights`, with the guarantees of `save`.
+        """Saves the weights, as `keras.Model.save_weights` does, with the guarantees of `save`.
 
         A path without an extension gets ".weights.h5", here and in `load_weights`.
         """
@@ -588,7 +589,7 @@ class Model(keras.Model):
         saving.export(self._plain(), filepath, *args, everywhere=tnt_save_all_devices, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads weights, as `keras.Model.load_weights`; see `save_weights` for the path."""
+        """Loads weights, as `keras.Model.load_weights` does; see `save_weights` for the path."""
         found = loading.find_weights(filepath)
         with loading.whole(found):
             super().load_weights(found, *args, **kwargs)
@@ -605,7 +606,7 @@ class Model(keras.Model):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: Any = None) -> Any:
-        """Makes a model from what `get_config` of another returned, with new weights."""
+        """Makes a model from what another model's `get_config` returned, with new weights."""
         return distributed(lambda: loading.from_config(config, custom_objects), "from_config")
 
     def _plain(self) -> Any:
@@ -644,7 +645,7 @@ class Model(keras.Model):
         if not self.compiled:
             raise InputError(
                 f"`{method}` needs a compiled model: call "
-                "`model.compile(optimizer=..., loss=...)` before it."
+                "`model.compile(optimizer=..., loss=...)` first."
             )
 
     def _start_from_master(self, spec: Any, again: bool = True) -> None:
@@ -652,7 +653,7 @@ class Model(keras.Model):
 
         Args:
             spec: The structure of the data.
-            again: Whether to do so even if no rank can have other weights.
+            again: Whether to do so even if all ranks must have the same weights already.
         """
         arguments.require_numbers(self, spec)
         if not again and all_ranks(self._tnt_started):
@@ -686,7 +687,7 @@ def _alone(
 
 
 def _adapter(purpose_shown: str, data: tuple[Any, ...], **options: Any) -> RankDataAdapter:
-    """The adapter of the data of a pass.
+    """The adapter for the data of a pass.
 
     Args:
         purpose_shown: What the data are for, in words for the user.
@@ -700,7 +701,7 @@ def _adapter(purpose_shown: str, data: tuple[Any, ...], **options: Any) -> RankD
 
 @contextmanager
 def _refusing_no_samples(callbacks: Any) -> Iterator[Any]:
-    """The callbacks of a `predict`, with one more that refuses data without a sample."""
+    """The callbacks of a `predict`, with one more that refuses data without samples."""
     refusing = prediction.NeedsSamples()
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         yield [*listed(callbacks), refusing]
@@ -721,7 +722,7 @@ def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
         )
     if strategy is ParallelStrategy.ALL:
         LOGGER.warning(
-            "tnt.ParallelStrategy.ALL is taken as DATA: every rank holds the whole model."
+            "tnt.ParallelStrategy.ALL is treated as DATA: every rank holds the whole model."
         )
     elif strategy is not ParallelStrategy.DATA:
         raise InputError(

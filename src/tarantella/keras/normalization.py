@@ -40,7 +40,7 @@ class GlobalMoments:
         self._loss_has_share = loss_has_share
 
     def handlers(self) -> dict[Hook, Handler]:
-        """Where Keras is led through here."""
+        """The handlers for the hooks in Keras."""
         return {
             hooks.SYNCHRONIZED_MOMENTS: self._synchronized,
             hooks.LAYER_MOMENTS: self._of_layer,

@@ -1,4 +1,4 @@
-"""Keras optimizers for training loops of the user's own, on all ranks."""
+"""Keras optimizers for custom training loops on all ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from tarantella.keras import own_loop
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """Makes a Keras optimizer apply the gradients of all ranks, in a loop of your own.
+    """Makes a Keras optimizer apply the gradients of all ranks, in a custom training loop.
 
-    What comes back is an optimizer of the class of the one passed in, and the two share all they
-    hold: learning rate, iterations, variables. Gradients that are handed to it, by
-    `apply_gradients` or `apply`, are summed over the ranks first, each weighted by its rank's
-    share of the global batch: the batch that a `tnt.distribute_dataset` handed out last. Without
-    one, all ranks have equal shares.
+    Returns an optimizer of the same class as the one passed in. The two share all their state:
+    learning rate, iterations, variables. Gradients passed to `apply_gradients` or `apply` are
+    first summed over the ranks, each weighted by its rank's share of the global batch that
+    `tnt.distribute_dataset` handed out last. Without one, all ranks have equal shares.
 
-    So the loss must be a mean over the samples of the micro-batch, as Keras losses are. What the
-    optimizer does with gradients, such as clipping, it does with those of the global batch. All
-    ranks must apply their gradients equally often, for the same variables with the same values;
-    this is checked the first time.
+    So the loss must be a mean over the samples of the micro-batch, as Keras losses are. The
+    optimizer clips, or otherwise processes, the gradients of the global batch. All ranks must
+    apply gradients equally often, for the same variables with the same values; this is checked
+    the first time.
 
     Wrap the outermost optimizer: the `LossScaleOptimizer`, not the one inside it. In `fit` of a
     `tnt.Model`, which does all this itself, the wrapped optimizer works like the plain one.
@@ -74,7 +73,7 @@ class Optimizer(keras.optimizers.Optimizer):
             return super().apply(grads, trainable_variables)
 
     def _check_ranks_agree(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Finds out, the first time, whether the ranks would train something different."""
+        """Checks, the first time, that the ranks train the same variables, from the same values."""
         if self._tnt_ranks_agree:
             return
         check_same(
@@ -82,7 +81,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"variable {i}": f"{_kind(gradient)} for shape {tuple(variable.shape)}"
                 for i, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
             },
-            "the gradients that the optimizer was given",
+            "the gradients passed to the optimizer",
         )
         with tf.init_scope():  # a function that is being traced has no values
             if tf.executing_eagerly():
@@ -125,7 +124,7 @@ def _distributed(optimizer: Any) -> Any:
         try:
             optimizer = keras.optimizers.get(optimizer)
         except ValueError:
-            raise InputError(f"Keras has no optimizer of the name {optimizer!r}.") from None
+            raise InputError(f"Keras has no optimizer named {optimizer!r}.") from None
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InputError(
             f"tnt.keras.optimizers.Optimizer takes a Keras optimizer, not {_named(optimizer)}. "
@@ -145,7 +144,7 @@ _distributed_classes: dict[Any, Any] = {}
 
 
 def _distributed_class(plain: Any) -> Any:
-    """The class of the optimizers that are an Optimizer of ours and a `plain` one."""
+    """The class of optimizers that are both an `Optimizer` and a `plain` one."""
     if plain not in _distributed_classes:
         _distributed_classes[plain] = type(
             plain.__name__,

@@ -1,7 +1,7 @@
-"""Training loops of the user's own go through the same hooks as `fit`.
+"""Custom training loops use the same hooks as `fit`.
 
-Such a loop has no step of ours around it. It is on the batch that a `tnt.distribute_dataset` has
-handed out last, and calls models and optimizers of ours, which lead Keras through here.
+Such a loop has no step of ours around it. It works on the batch that `tnt.distribute_dataset`
+handed out last, and calls our models and optimizers, which set the handlers here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Check = Callable[[Sequence[Any], Sequence[Any]], None]
 
 @contextmanager
 def calling(model: Any) -> Iterator[None]:
-    """Leads a call of a model to the statistics of the global batch.
+    """Makes a call of a model use the statistics of the global batch.
 
     The gradients get their shares from a `tnt.keras.optimizers.Optimizer`.
     """
@@ -36,7 +36,7 @@ def calling(model: Any) -> Iterator[None]:
 
 @contextmanager
 def applying(check: Check) -> Iterator[None]:
-    """Has an optimizer apply the gradients of all ranks.
+    """Makes an optimizer apply the gradients of all ranks.
 
     In a step of ours they are summed there, and for the optimizer inside another one they are
     summed already.

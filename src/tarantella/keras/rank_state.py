@@ -21,7 +21,7 @@ RankState = dict[str, list[Any]]
 
 
 def of_this_rank(model: Any) -> RankState:
-    """The present values."""
+    """The current values."""
     return {
         name: [np.array(variable) for variable in variables]
         for name, variables in _variables(model).items()
@@ -64,7 +64,7 @@ def as_stored(value: Any, variable: Any) -> Any:
 
 
 def gathered(own: RankState) -> list[RankState]:
-    """The state of each rank, by rank; it may differ in what it has. Every rank must call it."""
+    """The state of each rank, by rank; its contents may differ. Every rank must call it."""
     if world.get_size() == 1:
         return [own]
     kinds = {name: [[a.dtype.str, a.shape] for a in arrays] for name, arrays in own.items()}

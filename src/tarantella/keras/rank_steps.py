@@ -25,7 +25,7 @@ from tarantella.runtime import world
 
 
 class _Replaceable:
-    """A step that stays around one that the user gives a model, as in `model.train_step = step`.
+    """A step that wraps one that the user gives a model, as in `model.train_step = step`.
 
     On whole batches it is the step of the class, which the user's may call.
     """
@@ -53,9 +53,9 @@ class _Replaceable:
 class RankSteps(StopsOnAllRanks, keras.Model):
     """What a model does differently on several ranks, around what its own class does.
 
-    It stands in front of the class of the user's model: a `train_step` of the user's is called
-    from here, on this rank's micro-batch. `Model`, with `fit` and so on, stands behind that class:
-    a user's `fit` calls it as it would call Keras's.
+    It comes before the class of the user's model: the user's `train_step` is called from here, on
+    this rank's micro-batch. `Model`, with `fit` and so on, comes after that class: a user's `fit`
+    calls it as it would call Keras's.
     """
 
     jit_compile: Any
@@ -135,7 +135,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     @property
     def _overrides_step_methods(self) -> bool:
-        """Whether a method of the user's might use the results of metrics in a step."""
+        """Whether a user's method might use the results of metrics in a step."""
         plain = self._tnt_plain_class
         return any(
             getattr(plain, name) is not getattr(keras.Model, name) or name in vars(self)
@@ -159,7 +159,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             self._tnt_batch_logs = before
 
     def _make(self, phase: str, make: Callable[..., Any], force: bool) -> Any:
-        """Has Keras make a function of steps, once with and once without the logs of batches.
+        """Lets Keras make a function of steps twice: with and without the logs of batches.
 
         Both are made at once, and each call goes to one of them. Outside there is a single
         function, which others can take, or replace for a while.

@@ -1,4 +1,4 @@
-"""Training that was interrupted resumes where it stopped, and ends as if it never had been.
+"""Training that was interrupted resumes where it stopped, and ends as if it had never stopped.
 
 Keras's `BackupAndRestore` keeps weights, optimizer and the number of the epoch. That is not
 enough: shuffled data would come in another order, an interrupted epoch would start again with
@@ -7,8 +7,8 @@ keeps the step, the metrics of the epoch and the state of random layers on each 
 of Keras's own callbacks.
 
 To bring the data to the same point, they are read again from the start, without training on them.
-Of a whole epoch, the first step is enough if Keras starts to read the data anew in each epoch, in
-an order that depends on nothing else.
+For a whole epoch, the first step is enough if Keras reads the data anew in each epoch, in an order
+that depends on nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def backed_up(
 
 @contextmanager
 def _sigterm_requests_end(model: Any) -> Iterator[None]:
-    """Has SIGTERM request the end of training, unless the script handles it."""
+    """Makes SIGTERM request the end of training, unless the script handles it."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -98,7 +98,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         inner: The callbacks.
         backup: The backup.
         save_freq: "epoch", or the number of steps from one backup to the next.
-        begins_anew: Whether to read the first step of an epoch is enough to skip it.
+        begins_anew: Whether reading the first step of an epoch is enough to skip it.
         initial_epoch: The number of the first epoch.
     """
 
@@ -128,7 +128,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         self._own: RankState | None = None  # while validation overwrites it
 
     def release_model(self) -> None:
-        """Leaves the model to the user again."""
+        """Gives the model back to the user."""
         self._train_again()
         self.model._tnt_stop_requests.undecide()
 
@@ -234,7 +234,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         folder = getattr(self._backup.callback, "backup_dir", "")
         LOGGER.warning("Stopped by SIGTERM: the training is saved in %s, after %s.",
                        folder, done)  # fmt: skip
-        raise Terminated("it received SIGTERM, and has saved the training")
+        raise Terminated("it received SIGTERM and saved the training")
 
     def _leave_unsaved_if_asked(self) -> None:
         """Leaves at once, without the other ranks: all that was trained is in the backup."""
@@ -253,13 +253,13 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
             self._has_callback_state = True
 
     def _skip_step(self, iterator: Any) -> dict[str, Any]:
-        """Stands for the step that Keras runs, in an epoch that was trained to its end."""
+        """Replaces the step that Keras runs, in an epoch that was trained to its end."""
         if self._done == 0 or not self._begins_anew:
             self._read(iterator)
         return {}
 
     def _reread_step(self, iterator: Any) -> dict[str, Any]:
-        """Stands for the step that Keras runs, up to the step where training stopped."""
+        """Replaces the step that Keras runs, up to the step where training stopped."""
         assert self._found is not None
         self._read(iterator)
         return self._found.logs
@@ -284,14 +284,14 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         self._leave_unsaved_if_asked()
         if epoch == found.epoch:
             raise InputError(
-                f"There are {self._done} steps of data in an epoch, but a backup was made after "
-                f"step {found.step} of it: resume with the same data, or remove the backup."
+                f"The data have {self._done} steps in an epoch, but the backup was made after "
+                f"step {found.step}: resume with the same data, or remove the backup."
             )
         if epoch == found.epoch - 1 and found.stopped and not found.step:
             self._stop()
 
     def _read_with(self, function: Any) -> None:
-        """Has Keras call a function that reads data and does not train."""
+        """Makes Keras call a function that reads data but does not train."""
         self.model.train_function = function
         self.model._tnt_passes_over = True
 

@@ -142,7 +142,7 @@ def _write(
     overwrite: bool,
     everywhere: bool,
 ) -> None:
-    """Has Keras save something, and raises its error on all ranks.
+    """Lets Keras save something, and raises its error on all ranks.
 
     Args:
         method: The method that the user has called.

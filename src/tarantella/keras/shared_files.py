@@ -19,7 +19,7 @@ from tarantella.keras.hooks import Handler
 
 
 def install() -> None:
-    """Has Keras share its files with the other ranks; does nothing the second time."""
+    """Makes Keras share its files with the other ranks; does nothing the second time."""
     hooks.always_led_through({hooks.GET_FILE: _get_file, hooks.MAKE_FOLDERS: _makedirs})
 
 

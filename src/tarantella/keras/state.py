@@ -25,7 +25,7 @@ class NewVariables:
 
     A step that runs eagerly uses a variable as soon as it has it. While TensorFlow traces a step,
     a variable is given its value either at once, by Keras, or when the step has been traced; then
-    it is traced once more before it is run.
+    it is traced again before it is run.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class NewVariables:
         if not self._pending:
             return
         of_optimizers = {id(variable) for variable in _optimizer_variables(model)}
-        # Those are the same on all ranks, and many.
+        # Those are many, and the same on all ranks.
         pending = [v for v in self._pending if id(v) not in of_optimizers]
         with tf.init_scope():
             ready = [bool(internals.tf_variable(v).is_initialized()) for v in pending]
             self._pending = [v for v, is_ready in zip(pending, ready, strict=True) if not is_ready]
             made = [v for v, is_ready in zip(pending, ready, strict=True) if is_ready]
-            # Some ranks may have the generator for what has no seed already.
+            # Some ranks may already have the generator for what has no seed.
             for variable in filter(is_seed, made):
                 _set(variable, _value(variable), world.get_rank())
             if made := [variable for variable in made if not is_seed(variable)]:
@@ -94,7 +94,7 @@ def start_from_master(model: keras.Model) -> None:
         return
     for layer in internals.flat_layers(model):
         if isinstance(layer, keras.layers.Normalization):
-            layer.finalize_state()  # it computes with what it once made of its variables
+            layer.finalize_state()  # it computes with values once derived from its variables
 
 
 def _take(variables: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """One training or evaluation step of one rank, as its share of the global step.
 
-While a step runs (or is traced), the places where Keras turns samples into one number are
-led through here (`hooks`):
+While a step runs (or is traced), it handles the calls in which Keras turns samples into one
+number (`hooks`):
 
 - losses count with this rank's share of the global batch (`losses`);
 - gradients are summed over the ranks when they are handed to an optimizer;
@@ -46,7 +46,7 @@ class Step:
         global_results: Whether the results of metrics are those of all ranks, not of this one.
 
     Attributes:
-        numbers: What numbers of the user's code are over all ranks.
+        numbers: The numbers in the user's code, over all ranks.
         metrics: The metrics of the step.
         layer_state: What layers write in the step.
     """
@@ -65,7 +65,7 @@ class Step:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leads Keras through this step."""
+        """Makes this step handle Keras's hooks, and combines the state of layers at its end."""
         before = _current.set(self)
         try:
             with hooks.led_through(self._handlers()):

@@ -16,8 +16,8 @@ _shares = ThreadShares()
 class StepShare:
     """This rank's samples divided by those of all, for every function that a step calls.
 
-    A tensor is of use in its own graph only. A function of the user's that is traced in one step
-    and called by others as well reads a variable instead, which each step writes.
+    A tensor can be used only in its own graph. A user's function that is traced in one step and
+    called by others as well reads a variable instead, which each step writes.
     """
 
     def __init__(self, micro_batch: MicroBatch) -> None:
@@ -48,11 +48,11 @@ class StepShare:
         return number * tf.cast(self.value(), number.dtype)
 
     def inverse(self) -> tf.Tensor:
-        """What the share is divided by; 0 if it is 0."""
+        """One divided by the share; 0 if the share is 0."""
         return tf.math.divide_no_nan(tf.ones((), tf.float64), self.value())
 
     def divide(self, number: tf.Tensor) -> tf.Tensor:
-        """A sum over this rank's samples, such that it counts as it is once it has the share."""
+        """A sum over this rank's samples, divided by the share that it is multiplied by later."""
         return number * tf.cast(self.inverse(), number.dtype)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# The attributes by which callbacks have Keras stop `fit`, `evaluate` or `predict`; and a request
+# The attributes by which callbacks make Keras stop `fit`, `evaluate` or `predict`; and a request
 # from outside, to save the training and leave the script.
 NAMES = ("stop_training", "stop_evaluating", "stop_predicting", "leave")
 
@@ -28,13 +28,13 @@ class StopRequests:
         return [bool(self._wanted[name]) for name in NAMES]
 
     def decide(self, decisions: Sequence[bool]) -> None:
-        """Has these decisions count from now on, which are the same on all ranks."""
+        """Makes these decisions count from now on; they are the same on all ranks."""
         self._decided = dict(zip(NAMES, decisions, strict=True))
         for name, decision in self._decided.items():
             self._wanted[name] = self._wanted[name] or decision
 
     def undecide(self) -> None:
-        """Has this rank's own requests count, until the next decision."""
+        """Makes this rank's own requests count until the next decision."""
         self._decided = None
 
     def wants(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A model that is trained in a thread of the script, at the same time as another in a second one.
+"""Models that are trained at the same time, each in a thread of the script.
 
 Sums use the communicators of the thread in which Keras's function of a step was traced. A model
 that goes to another thread needs functions that are traced there.

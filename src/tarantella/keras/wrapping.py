@@ -1,4 +1,4 @@
-"""The class of a wrapped model: the user's, with our steps in front and our API behind."""
+"""The class of a wrapped model: the user's, with our steps before it and our API after it."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _distributed_classes: dict[Any, Any] = {}
 
 
 def _distributed_class(plain: Any, api: type[keras.Model]) -> Any:
-    """The class of the models that are a tnt.Model and a `plain` one."""
+    """The class of models that are both a tnt.Model and a `plain` one."""
     if plain not in _distributed_classes:
         _distributed_classes[plain] = _make_distributed_class(plain, api)
-        # Keras saves a layer of it, in a model that is not ours, as it does the plain one.
+        # In a model that is not ours, Keras saves a layer of this class like a plain one.
         internals.save_as(_distributed_classes[plain], plain)
     return _distributed_classes[plain]
 

@@ -25,7 +25,7 @@ def bound(command: list[str], rank: int, settings: Configuration) -> list[str]:
         except OSError as error:
             raise InputError(
                 f"rank {rank} cannot be bound to the cores {cores} that TNT_CORES names "
-                f"({error.strerror}): set TNT_CORES to an empty text to leave ranks unbound"
+                f"({error.strerror}): set TNT_CORES to an empty string to leave ranks unbound"
             ) from None
     interface = of_rank(settings.network_interfaces, rank)
     if interface is not None:

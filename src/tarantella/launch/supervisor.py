@@ -1,8 +1,8 @@
 """Starts the program of a rank, waits until it ends, and tells the command how it ended.
 
 No MPI launcher says reliably which rank ended, and why: with a status, by a signal, or by an
-`os._exit` that left the others waiting. The parent of a process always knows. It tells before it
-ends itself, so before the launcher can end the other ranks: the first bad news is the cause.
+`os._exit` that left the others waiting. The parent of a process always knows. It reports before
+it ends itself, so before the launcher can end the other ranks: the first bad news is the cause.
 
 What the master rank prints goes to the launcher untouched. What other ranks print is held, and
 shown only if they fail; or, with `TNT_OUTPUT_ON_ALL_DEVICES`, announced to the command, which shows

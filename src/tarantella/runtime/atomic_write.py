@@ -24,7 +24,7 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def atomic_write(path: str | Path, writer: int = 0, alone: bool = True) -> Iterator[Path]:
-    """Gives a path to write to; what is there in the end replaces `path`.
+    """Gives a path to write to; what is there at the end replaces `path`.
 
     Files that were written next to it, such as the parts of a large one, are put next to `path`
     first. A folder replaces another one; if that holds files of other names, it keeps them, and
@@ -135,7 +135,7 @@ def _replace_folder(new: Path, target: Path, old: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Gives each the other's name, at once; returns whether this system and its files allow it."""
+    """Swaps the two names atomically; returns whether the operating and file systems allow it."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except AttributeError:  # not Linux, or an old one
@@ -153,7 +153,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _flush(paths: Iterable[Path], below: bool = True) -> None:
-    """Has the system write to the disk what it still keeps in memory."""
+    """Makes the system write to disk what it still keeps in memory."""
     for path in paths:
         if path.is_dir() and below:
             _flush(path.iterdir())

@@ -31,7 +31,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
-# The variables that the command sets by its plan.
+# The variables that the command sets from its plan.
 NO_GPU = "TNT_NO_GPU"
 GPUS = "TNT_GPUS"
 THREADS = "TNT_THREADS"
@@ -123,7 +123,7 @@ class Configuration:
         Option(
             ("--output-dir",),
             Group.OUTPUT,
-            "keep all that each rank prints, in one file per rank",
+            "keep everything that each rank prints, in one file per rank",
             metavar="DIR",
         ),
         planned=True,
@@ -148,7 +148,7 @@ class Configuration:
         Option(
             ("--timeline",),
             Group.TRAINING,
-            "record what each rank does when, for Perfetto or chrome://tracing",
+            "record what each rank is doing, and when, for Perfetto or chrome://tracing",
             metavar="FILE",
         ),
     )
@@ -173,7 +173,7 @@ class Configuration:
         Option(
             ("--grace-period",),
             Group.FAILURES,
-            "how long ranks that handle SIGTERM, to save something, may take for it ({default})",
+            "how long ranks that handle SIGTERM may take to save their work ({default})",
             metavar="SECONDS",
         ),
     )

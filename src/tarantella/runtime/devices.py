@@ -1,7 +1,7 @@
 """The devices of a rank: one GPU, or a share of the host's cores.
 
 TensorFlow takes every GPU and every core it finds, in each process. Ranks of one host have to
-share them out, and that has to happen before TensorFlow's first operation.
+divide them, and that has to happen before TensorFlow's first operation.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _configure(settings: Configuration) -> None:
             task(tf, settings)
     except RuntimeError:
         LOGGER.warning(
-            "TensorFlow was in use before Tarantella could share out devices and threads between "
-            "the ranks, which may be slow or run out of memory: import tarantella before the "
+            "TensorFlow was in use before Tarantella could divide devices and threads among the "
+            "ranks, which may now be slow or run out of memory: import tarantella before the "
             "first TensorFlow operation."
         )
 
@@ -97,7 +97,7 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
     if gpus or settings.gpus is not None:
         LOGGER.warning(
             "TensorFlow finds %d GPUs for %d ranks on host %s: the ranks run on the CPU. Start "
-            "fewer ranks, or look whether this TensorFlow supports the GPUs.",
+            "fewer ranks, or check whether this TensorFlow supports the GPUs.",
             len(gpus),
             len(locations),
             locations[local_rank].host,
@@ -115,7 +115,7 @@ def _share_threads(tf: ModuleType, settings: Configuration) -> None:
     elif chosen < LEAST_INTER_OP_THREADS:
         LOGGER.warning(
             "TensorFlow is set to %d inter-op threads. Ranks that wait for each other occupy some "
-            "of them, and with fewer than %d a run may stand still: set more, or none.",
+            "of them, and with fewer than %d a run may hang: set more, or leave it unset.",
             chosen,
             LEAST_INTER_OP_THREADS,
         )

@@ -71,7 +71,7 @@ def _install_exception_hook() -> None:
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        # With a frame below, a library only prints an error, as h5py when it cannot close a file.
+        # With a frame below, a library only prints an error, like h5py if it cannot close a file.
         uncaught = sys._getframe().f_back is None
         ours = failure.running_mpi() or failure.is_ours(error)
         if uncaught and ours and os.getpid() == _pid:

@@ -25,7 +25,7 @@ class RankPrefixFormatter(logging.Formatter):
 
 
 class ToCommand(logging.Handler):
-    """Has the command show a message, with the rank in front of each line.
+    """Makes the command show a message, with the rank in front of each line.
 
     What a rank prints itself is shown by other rules, and perhaps not at all.
     """

@@ -78,7 +78,7 @@ def _remade(data: bytes) -> Exception:
             error = _class(module, name)(*given)
             if isinstance(error, Exception) and str(error) == text:
                 return RuntimeError(text) if type(error) is Exception else error
-        except Exception:  # a class of the user's may raise anything
+        except Exception:  # a user's class may raise anything
             pass
     return RuntimeError(text)
 

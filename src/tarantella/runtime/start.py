@@ -79,13 +79,13 @@ def _start_mpi(launch: Launch) -> None:
         # TensorFlow says how it was built when it starts, and would do so on every rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if not _has_rdma():
-        # UCX would note down all memory that is given back, for a cache that only RDMA empties:
+        # UCX would record all memory that is freed, for a cache that only RDMA empties:
         # about 0.6 kB a step, of what Python takes for each call from a thread of TensorFlow.
         os.environ.setdefault("UCX_RCACHE_ENABLE", "n")
     try:
         import mpi4py
 
-        mpi4py.rc.finalize = False  # at the end it is done by us, and never in a forked process
+        mpi4py.rc.finalize = False  # we do it at the end, and never in a forked process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TarantellaError(
@@ -94,7 +94,7 @@ def _start_mpi(launch: Launch) -> None:
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TarantellaError(
-            "Tarantella needs MPI with MPI_THREAD_MULTIPLE, and MPI was started without it: "
+            "Tarantella needs MPI with MPI_THREAD_MULTIPLE, but MPI was initialized without it: "
             "import tarantella before mpi4py, leave mpi4py.rc.threads and thread_level alone, or "
             f"use an MPI library that supports it. This one is {_name_of_library(MPI)}."
         )
@@ -103,7 +103,7 @@ def _start_mpi(launch: Launch) -> None:
     if launch.size is not None and launch.size != size:
         library = _name_of_library(MPI)
         if size == 1:
-            MPI.Finalize()  # there is nobody to end, and nothing has to be left behind
+            MPI.Finalize()  # there is no other rank to end, and nothing must be left behind
         _refuse_other_library(launch, size, library)
     communicators = {name: watch.watched(everyone.Dup(), name) for name in PURPOSES}
     here = world.this_location()
@@ -128,20 +128,20 @@ def _has_rdma() -> bool:
 
 
 def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
-    """End a run whose launcher and whose MPI library do not know each other."""
+    """End a run whose launcher and MPI library do not belong together."""
     if launch.rank:
-        sys.exit(2)  # one of the processes says it, the others are in the same state
+        sys.exit(2)  # one process says it for all: the others are in the same state
     if launch.launcher == "Slurm":
         raise TarantellaError(
             f"srun has started {launch.size} ranks, but the MPI library that mpi4py has loaded, "
-            f"{library}, sees {size}, as it was not told of the others: start them with `srun "
+            f"{library}, sees {size}, as srun has not told it of the others: start them with `srun "
             "--mpi=pmi2`, or with `srun --mpi=pmix` for Open MPI, or with the tarantella command."
         )
     raise TarantellaError(
         f"The launcher, {launch.launcher}, has started {launch.size} ranks, but the MPI library "
-        f"that mpi4py has loaded, {library}, sees {size}: they are of different MPI "
+        f"that mpi4py has loaded, {library}, sees {size}: they come from different MPI "
         "installations. Start the ranks with the mpiexec of that library, or with the tarantella "
-        "command, or let the variable MPI4PY_LIBMPI name the launcher's own libmpi.so."
+        "command, or set MPI4PY_LIBMPI to the launcher's own libmpi.so."
     )
 
 

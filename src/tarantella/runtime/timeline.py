@@ -101,7 +101,7 @@ def start(name: str) -> None:
     def finish() -> None:
         if recorded.is_full:
             LOGGER.warning(
-                "The timeline has only the beginning of the run: the first %d spans of each rank.",
+                "The timeline shows only the start of the run: the first %d spans of each rank.",
                 _MOST_SPANS,
             )
         if world.get_size() > 1 or recorded.spans:
@@ -115,7 +115,7 @@ def _check(path: Path) -> None:
     """Checks now, and not after hours, that the file can be written."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(0, "that is not a file")
+            raise OSError(0, "it is not a file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

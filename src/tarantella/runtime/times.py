@@ -8,8 +8,8 @@ from __future__ import annotations
 
 # --- Ranks that wait for each other in a collective -------------------------------------------
 
-# A rank that shares its core with others looks again and again whether they have arrived. The
-# first looks come without a pause, since the others are often about to arrive; then the pauses
+# A rank that shares its core with others checks again and again whether they have arrived. The
+# first checks come without a pause, since the others are often about to arrive; then the pauses
 # double, from long enough to let another rank run to short enough not to delay a step.
 LOOKS_WITHOUT_PAUSE = 50
 SHORTEST_PAUSE = 20e-6
@@ -19,7 +19,7 @@ LONGEST_PAUSE = 1e-3
 LONGEST_PAUSE_FOR_GRADIENTS = 100e-6
 assert SHORTEST_PAUSE < LONGEST_PAUSE_FOR_GRADIENTS < LONGEST_PAUSE
 
-# --- Ranks that do not get on: the stall timeout ----------------------------------------------
+# --- Ranks that make no progress: the stall timeout -------------------------------------------
 
 # A run is ended after this many times the stall timeout.
 STALL_TIMEOUTS_TO_END = 10
@@ -63,7 +63,7 @@ assert TIME_TO_END_TOGETHER > TIME_FOR_CAUSE
 
 # --- Announcements of ranks to the command ----------------------------------------------------
 
-# Some launchers tear a line unless it is alone in the pipe: a rank looks this often, and this
+# Some launchers tear a line unless it is alone in the pipe: a rank checks this often, and for this
 # long, whether the pipe is empty.
 LOOK_AT_PIPE = 0.0002
 TIME_FOR_EMPTY_PIPE = 1.0
@@ -71,23 +71,23 @@ TIME_FOR_EMPTY_PIPE = 1.0
 TIME_TO_READ_BEFORE_END = 0.3
 # On other hosts, supervisors show that they are alive ...
 TIME_BETWEEN_HEARTBEATS = 5.0
-# ... and after so long without a sign, with several of them lost, the host is taken for dead.
+# ... and after this long without a sign, with several lost, the host is considered dead.
 HOST_IS_DEAD = 30.0
 assert HOST_IS_DEAD > 3 * TIME_BETWEEN_HEARTBEATS
 # Supervisors on a host that has lost the others notice it, too: the kernel repeats what nobody
-# confirms, and waits twice as long each time. So many repeats take about 25 seconds, a little
+# confirms, and waits twice as long each time. This many repeats take about 25 seconds, a little
 # less than the command waits: both sides end at about the same time.
 REPEATS_UNTIL_CUT_OFF = 7
-# A rank on another host that has not started after so long is behind a firewall, or worse.
+# A rank on another host that has not started after this long is behind a firewall, or worse.
 TIME_TO_START = 60.0
 assert TIME_TO_START > HOST_IS_DEAD
 
 # --- The command while a run goes on ----------------------------------------------------------
 
-# What looks like the start of a launcher's message is held back until output pauses for so long.
+# What looks like the start of a launcher's message is held back until output pauses this long.
 OUTPUT_PAUSE = 0.1
 # The command looks at the clock this often. After a much longer gap it was stopped itself, and
-# nothing that did not come meanwhile was missing.
+# nothing that did not arrive meanwhile was missing.
 LOOK_AT_CLOCK = 1.0
 GAP_OF_STOPPED_COMMAND = 3 * LOOK_AT_CLOCK
 assert OUTPUT_PAUSE < LOOK_AT_CLOCK

@@ -18,8 +18,8 @@ from pathlib import Path
 from tarantella.errors import VersionError
 from tarantella.runtime.imports import when_imported
 
-# The oldest that works and the newest that was tested; `tests/versions/pairs.py` says together
-# with which others.
+# The oldest that works and the newest that was tested; `tests/versions/pairs.py` says which
+# of them were tested together.
 VERSIONS = {"Python": ("3.10", "3.13"), "TensorFlow": ("2.18", "2.21"), "Keras": ("3.8", "3.15")}
 
 _PACKAGES = {
@@ -49,7 +49,7 @@ def check() -> None:
     """Raises an error if TensorFlow or Keras is missing, too old, or not used by the other."""
     for name in _PACKAGES:
         if name.lower() not in sys.modules and importlib.util.find_spec(name.lower()) is None:
-            raise VersionError(f"{_needs(name)}, and there is no {name}: {_INSTALL[name]}")
+            raise VersionError(f"{_needs(name)}, but {name} is not installed: {_INSTALL[name]}")
         _refuse_old(name, _installed(name))
     if "keras" not in sys.modules:
         _refuse_backend(os.environ.get(_BACKEND) or _backend_of_file())
@@ -101,7 +101,7 @@ def _backend_of_file() -> str:
 def _refuse_backend(backend: str) -> None:
     if backend not in ("", "tensorflow"):
         raise VersionError(
-            f"Tarantella needs TensorFlow as the backend of Keras, and {_BACKEND} or keras.json "
+            f"Tarantella needs TensorFlow as the backend of Keras, but {_BACKEND} or keras.json "
             f"says {backend!r}: set {_BACKEND}=tensorflow."
         )
 
@@ -109,7 +109,7 @@ def _refuse_backend(backend: str) -> None:
 def _refuse_old(name: str, version: str) -> None:
     # An unknown version, as of a build without metadata, is checked when it is loaded.
     if version and _numbers(version) < _numbers(VERSIONS[name][0]):
-        raise VersionError(f"{_needs(name)}, and this is {name} {version}: {_INSTALL[name]}")
+        raise VersionError(f"{_needs(name)}, but this is {name} {version}: {_INSTALL[name]}")
 
 
 def _needs(name: str) -> str:

@@ -33,11 +33,11 @@ _WORDS = {
     "metrics": "a sum of metrics",
     "losses": "a sum for the loss",
     "layers": "a sum of the state of layers",
-    "statistics": "the statistics of a batch normalization",
-    "callbacks": "what ranks agree on around callbacks",
+    "statistics": "the statistics for batch normalization",
+    "callbacks": "an agreement between callbacks",
     "reports": "a file that the master rank writes",
     "data": "the sizes of a step's micro-batches",
-    "control": "a check that all ranks do the same",
+    "control": "a check that all ranks agree",
 }
 _BLOCKING = (
     "Allgather",
@@ -110,7 +110,7 @@ def watched(communicator: Any, purpose: str) -> Any:
 
 
 def start(rank: int, seconds: float) -> None:
-    """Reports from now on if this rank waits for longer than so many seconds."""
+    """Reports from now on if this rank waits for longer than this many seconds."""
     descriptor = os.dup(2)  # the script may close or redirect its own
     watch = threading.Thread(
         target=_watch, args=(rank, seconds, descriptor), daemon=True, name="tnt-watch"

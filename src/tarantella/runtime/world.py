@@ -86,7 +86,7 @@ _pid = 0  # the process that MPI runs in; 0 where it does not
 
 
 def belong_to(rank: int, size: int) -> None:
-    """This process is a worker of a rank: it knows of the ranks, and cannot communicate."""
+    """This process is a worker of a rank: it knows of the ranks, but cannot communicate."""
     global _rank, _size, _locations
     _rank, _size = rank, size
     _locations *= size  # all it knows

@@ -23,7 +23,7 @@ _GPUS_OF_TASK = ("SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_NTASKS_PER_GPU")
 _GIVES_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 _GPUS_OF_HOST = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-# Another program than srun; the number of the task in front of each line of output.
+# A program other than srun; the number of the task before each line of output.
 _OTHER_WAYS = ("HYDRA_LAUNCHER_EXEC", "SLURM_LABELIO")
 
 # Since 23.11, srun then takes nothing away from other tasks; hydra does the same.
@@ -99,7 +99,7 @@ def _hosts(name: str) -> Iterator[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """The numbers in a list like `1-3,07-10`, with the zeros in front of them."""
+    """The numbers in a list like `1-3,07-10`, with their leading zeros."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

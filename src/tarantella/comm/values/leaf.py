@@ -72,7 +72,7 @@ class Tensors(Protocol):
     """What collectives need to know of a library's tensors."""
 
     def leaf(self, value: Any) -> Leaf | None:
-        """The leaf of a tensor; None if `value` is none. Raises an InputError for one it refuses.
+        """The leaf of a tensor; None for another value. Raises an InputError for one it refuses.
 
         Reading it copies, as `Leaf.read` does, and its result is a tensor.
         """
