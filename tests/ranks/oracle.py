@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tarantella as tnt
-from tarantella.comm.waiting import wait_aside
+from tarantella.comm.waiting import wait_polling
 from tarantella.runtime import world
 
 SAMPLES = 13
@@ -125,5 +125,5 @@ def computed_by_master(compute: Callable[[], Any]) -> Any:
     if tnt.get_size() == 1:
         return result
     communicator = world.communicator("control")
-    wait_aside(communicator.Ibarrier(), None)  # no polling: other tests can use the core
+    wait_polling(communicator.Ibarrier(), None)  # no polling: other tests can use the core
     return communicator.bcast(result, tnt.get_master_rank())

@@ -610,7 +610,7 @@ def test_buffers_of_a_request_that_nobody_waits_for_live_as_long_as_it_does():
     else:
         barrier()
         comm.Iallreduce(sent, received).Wait()
-    [waiting.wait_aside(request, None) for request, _ in waiting._unfinished]
+    [waiting.wait_polling(request, None) for request, _ in waiting._unfinished]
     waiting.keep_until_done(comm.Ibarrier(), None)
     assert world.get_rank() > 0 or target() is None
 

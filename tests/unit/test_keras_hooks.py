@@ -76,7 +76,7 @@ def test_every_row_names_something_of_keras(row: Hook) -> None:
 
 def test_every_handler_is_called_where_keras_does_it() -> None:
     calls = Calls(*hooks.TABLE)
-    with hooks.led_through(calls.handlers):
+    with hooks.handling(calls.handlers):
         keras.losses.MeanSquaredError()(np.ones((2, 3)), np.zeros((2, 3)), np.ones(2))
         assert calls.count(hooks.REDUCE_LOSS) == 1, VERSION
         regularizer = keras.regularizers.L2(0.1)
@@ -145,7 +145,7 @@ def test_classes_that_are_defined_later_are_hooked() -> None:
 
     metric = Count()
     calls = Calls(hooks.UPDATE_METRIC, hooks.METRIC_RESULT)
-    with hooks.led_through(calls.handlers):
+    with hooks.handling(calls.handlers):
         assert float(metric(2)) == 2.0
     assert calls.seen == [(hooks.UPDATE_METRIC, (metric, 2)), (hooks.METRIC_RESULT, (metric,))]
     metric.update_state(3)
@@ -178,18 +178,18 @@ def test_autograph_converts_hooked_methods() -> None:
 def test_handlers_hold_in_their_thread_only() -> None:
     calls = Calls(hooks.ASSIGN_VARIABLE)
     variable = keras.Variable(1.0)
-    with hooks.led_through(calls.handlers):
+    with hooks.handling(calls.handlers):
         thread = threading.Thread(target=variable.assign, args=(2.0,))
         thread.start()
         thread.join()
         assert not calls.seen
         with hooks.suspended(hooks.ASSIGN_VARIABLE):
             variable.assign(3.0)
-            assert hooks.is_led(hooks.ASSIGN_VARIABLE)
+            assert hooks.has_handler(hooks.ASSIGN_VARIABLE)
         assert not calls.seen
         variable.assign(4.0)
     assert len(calls.seen) == 1
-    assert not hooks.is_led(hooks.ASSIGN_VARIABLE)
+    assert not hooks.has_handler(hooks.ASSIGN_VARIABLE)
     assert float(variable) == 4.0
 
 
@@ -197,7 +197,7 @@ def test_after_an_error_no_handler_is_left() -> None:
     calls = Calls(hooks.ASSIGN_VARIABLE)
 
     def fail() -> None:
-        with hooks.led_through(calls.handlers):
+        with hooks.handling(calls.handlers):
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -208,7 +208,7 @@ def test_after_an_error_no_handler_is_left() -> None:
 
 def test_inner_handlers_take_the_place_of_outer_ones() -> None:
     outer, inner = Calls(hooks.ASSIGN_VARIABLE, hooks.REDUCE_LOSS), Calls(hooks.ASSIGN_VARIABLE)
-    with hooks.led_through(outer.handlers), hooks.led_through(inner.handlers):
+    with hooks.handling(outer.handlers), hooks.handling(inner.handlers):
         keras.Variable(1.0).assign(2.0)
         keras.losses.MeanSquaredError()(np.ones((2, 3)), np.zeros((2, 3)))
     assert [row for row, _ in outer.seen] == [hooks.REDUCE_LOSS]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
-from tarantella.runtime.settings import Group, Kind, Option, Setting, settings_of
+from tarantella.runtime.settings import Group, Option, Setting, TextFormat, settings_of
 
 USAGE = "tarantella [options] -- script.py [script args]"
 _EPILOG = """\
@@ -92,7 +92,7 @@ def _add_option(parser: _Parser, name: str, row: Setting, option: Option) -> Non
     parser.add(*option.names, help=option.help.format(default=row.default), **description)
 
 
-def _reader(kind: Kind[Any]) -> Callable[[str], Any]:
+def _reader(kind: TextFormat[Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return kind.read(text)

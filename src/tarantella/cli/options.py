@@ -15,8 +15,8 @@ from tarantella.runtime.configuration import Configuration
 from tarantella.runtime.settings import (
     SWITCH,
     Group,
-    Kind,
     Option,
+    TextFormat,
     setting,
     settings_of,
     whole_number,
@@ -59,10 +59,10 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-_RANKS = Kind("a number of ranks, 1 or more", _read_ranks)
-_TEXT = Kind("a name", str)
-_VARIABLES: Kind[tuple[tuple[str, str], ...]] = Kind("NAME=VALUE", _read_variable)
-_INTERPRETER = Kind("a command line", _read_interpreter)
+_RANKS = TextFormat("a number of ranks, 1 or more", _read_ranks)
+_TEXT = TextFormat("a name", str)
+_VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
+_INTERPRETER = TextFormat("a command line", _read_interpreter)
 
 
 @dataclass(frozen=True, kw_only=True)

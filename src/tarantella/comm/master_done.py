@@ -202,7 +202,7 @@ class _Reports:
             with self._lock:
                 self._send(_END)
                 for request, _ in self._sent:
-                    waiting.wait_aside(request, None)
+                    waiting.wait_polling(request, None)
             return
         pauses = waiting.pauses()
         while (last := self._next()) != _END:
@@ -224,7 +224,7 @@ def _reports_of(communicators: world.Communicators) -> _Reports:
 def _drop_unread(communicator: Any) -> None:
     """Receives the messages that have arrived; every rank must call it."""
     # Nobody sends any more then, and most of it has arrived.
-    waiting.wait_aside(communicator.Ibarrier(), None)
+    waiting.wait_polling(communicator.Ibarrier(), None)
     while _next_message(communicator) is not None:
         pass
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tarantella.comm.background_allreduce import Message
 from tarantella.comm.buckets import ALIGNMENT
 from tarantella.comm.buffers import MESSAGE_BYTES
-from tarantella.comm.waiting import ranks_share_cores, wait_aside
+from tarantella.comm.waiting import ranks_share_cores, wait_polling
 from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
@@ -105,7 +105,7 @@ class SharedMemory:
         """Lets every rank see what the others have written."""
         self._window.Sync()
         if ranks_share_cores():
-            wait_aside(self._communicator.Ibarrier(), self._communicator.purpose)
+            wait_polling(self._communicator.Ibarrier(), self._communicator.purpose)
         else:
             self._communicator.Barrier()
         self._window.Sync()

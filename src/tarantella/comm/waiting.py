@@ -38,7 +38,7 @@ def barrier(communicator: Any) -> None:
     if communicator.purpose != "collectives" or in_common_order():
         count_barrier(communicator)
     if ranks_share_cores() or world.has_several_hosts():
-        wait_aside(communicator.Ibarrier(), communicator.purpose)
+        wait_polling(communicator.Ibarrier(), communicator.purpose)
 
 
 def count_barrier(communicator: Any) -> None:
@@ -85,13 +85,13 @@ def in_common_order() -> bool:
 def wait(request: Any, purpose: str) -> None:
     """Waits for a request to be done; on a core that other ranks need, without holding it."""
     if ranks_share_cores():
-        wait_aside(request, purpose)
+        wait_polling(request, purpose)
     else:
         with watch.waiting(purpose):
             request.Wait()
 
 
-def wait_aside(request: Any, purpose: str | None) -> None:
+def wait_polling(request: Any, purpose: str | None) -> None:
     """Waits for a request to be done, and leaves the core to other threads meanwhile.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.waiting import wait_aside
+from tarantella.comm.waiting import wait_polling
 from tarantella.data import optionals
 from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch, slice_rows
@@ -294,7 +294,7 @@ class _Exchange:
         expected = (self._number, *map(int, position))
         message = np.empty(4 + length, np.int64)
         while True:
-            wait_aside(self._communicator.Irecv(message, rank, self._tag), "data")
+            wait_polling(self._communicator.Irecv(message, rank, self._tag), "data")
             said = tuple(int(number) for number in message[:3])
             if said == expected:
                 self._in_doubt = self._in_doubt or bool(message[3])  # it is passed on

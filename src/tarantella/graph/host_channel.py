@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tarantella.comm import shared_memory
 from tarantella.comm.buckets import Bucket
-from tarantella.comm.waiting import barrier, wait_aside
+from tarantella.comm.waiting import barrier, wait_polling
 from tarantella.graph.channel import Channel
 from tarantella.graph.host_call import host_call
 from tarantella.graph.result_buffers import ResultBuffers
@@ -80,7 +80,7 @@ class HostChannel(Channel):
             return True
 
         def call(*arrays: np.ndarray) -> Any:
-            wait_aside(self._communicator.Ibarrier(), self._communicator.purpose)
+            wait_polling(self._communicator.Ibarrier(), self._communicator.purpose)
             all_ready = now()
             results = function(*arrays)
             size = sum(array.nbytes for array in arrays)

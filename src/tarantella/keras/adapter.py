@@ -72,7 +72,7 @@ class RankDataAdapter(internals.DataAdapter):
         *,
         micro_batch_size: int | None = None,
         distribute: bool = True,
-        purpose: str = "",
+        argument_prefix: str = "",
         **options: Any,
     ) -> RankDataAdapter:
         """The adapter of what was passed to `fit`, `evaluate` or `predict`.
@@ -84,17 +84,17 @@ class RankDataAdapter(internals.DataAdapter):
             micro_batch_size: How many samples of a batch each rank gets.
             distribute: Whether all ranks pass the same data, and each works on its micro-batch of
                 every batch. Otherwise each rank passes its own batches.
-            purpose: As in `in_batches`.
+            argument_prefix: As in `in_batches`.
             **options: Further arguments of Keras's data adapters.
         """
         if isinstance(x, RankDataAdapter):
             return x
         ranks = world.get_size() if distribute else 1
-        x, options = in_batches(x, micro_batch_size, options, ranks, purpose)
+        x, options = in_batches(x, micro_batch_size, options, ranks, argument_prefix)
         if isinstance(x, tf.data.Dataset):
             return cls._of_dataset(x, y, sample_weight, distribute, options)
         steps = options.get("steps_per_epoch")
-        anew = bool(purpose)  # Keras validates with the first batches each time
+        anew = bool(argument_prefix)  # Keras validates with the first batches each time
         if distribute:
             check_same(_kind(x), "the kind of data")
             if not internals.is_arrays(x):

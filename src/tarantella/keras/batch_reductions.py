@@ -23,7 +23,7 @@ import tensorflow as tf
 from tarantella.internals.tensorflow import CALLS, called_graph
 
 
-class Kind(Enum):
+class Reduction(Enum):
     """What a tensor is, as a function of the samples of a batch."""
 
     FIXED = "depends on no sample"
@@ -44,7 +44,7 @@ class Leaf:
     """
 
     tensor: tf.Tensor
-    kind: Kind
+    kind: Reduction
     entries: tf.Tensor | None = None
 
 
@@ -60,7 +60,7 @@ class Formula:
     """
 
     number: tf.Tensor
-    kind: Kind = Kind.FIXED
+    kind: Reduction = Reduction.FIXED
     leaves: list[Leaf] = field(default_factory=list)
     operations: list[tf.Operation] = field(default_factory=list)
 
@@ -125,11 +125,11 @@ class BatchGraph:
             return None
         return formula
 
-    def remember(self, tensor: tf.Tensor, kind: Kind) -> None:
+    def remember(self, tensor: tf.Tensor, kind: Reduction) -> None:
         """Notes what a tensor is, for formulas that contain it."""
         self._noted(tensor)[id(tensor)] = Leaf(tensor, kind)
 
-    def known_kind(self, tensor: tf.Tensor) -> Kind | None:
+    def known_kind(self, tensor: tf.Tensor) -> Reduction | None:
         """What a tensor was noted to be."""
         leaf = self._noted(tensor).get(id(tensor))
         return None if leaf is None else leaf.kind
@@ -163,16 +163,16 @@ class BatchGraph:
         noted: dict[int, Leaf] = tensor.graph._tnt_noted
         return noted
 
-    def _visit(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Kind]) -> Kind:
+    def _visit(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Reduction]) -> Reduction:
         if id(tensor) not in seen:
             seen[id(tensor)] = self._kind(tensor, formula, seen)
         return seen[id(tensor)]
 
-    def _kind(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Kind]) -> Kind:
+    def _kind(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Reduction]) -> Reduction:
         leaf = self._leaf(tensor)
         if leaf is not None:
             formula.leaves.append(leaf)
-            return Kind.OTHER if leaf.entries is not None else leaf.kind
+            return Reduction.OTHER if leaf.entries is not None else leaf.kind
         operation = tensor.op
         if operation.type in CALLS and (kind := self._kind_of_result(tensor)) is not None:
             formula.leaves.append(Leaf(tensor, kind))
@@ -183,8 +183,8 @@ class BatchGraph:
         if operation not in formula.operations:
             formula.operations.append(operation)
         kind = _combined(operation, kinds)
-        if kind is Kind.SUM and self._divides_by_rows(operation):
-            return Kind.MEAN
+        if kind is Reduction.SUM and self._divides_by_rows(operation):
+            return Reduction.MEAN
         return kind
 
     def _divides_by_rows(self, operation: tf.Operation) -> bool:
@@ -201,32 +201,32 @@ class BatchGraph:
         """Whether a value is the number of samples, where that is known in advance."""
         return any(_is_constant(value, rows) for rows in self._rows)
 
-    def _kind_of_result(self, result: tf.Tensor) -> Kind | None:
+    def _kind_of_result(self, result: tf.Tensor) -> Reduction | None:
         """What a function returns, if that is simple."""
         graph = called_graph(result.op)
         inner = None if graph is None else self.formula(graph.outputs[result.value_index])
-        return inner.kind if inner is not None and inner.kind is not Kind.OTHER else None
+        return inner.kind if inner is not None and inner.kind is not Reduction.OTHER else None
 
     def _leaf(self, tensor: tf.Tensor) -> Leaf | None:
         if id(tensor) in self._noted(tensor):
             return self._noted(tensor)[id(tensor)]
         if self.is_fixed(tensor):
-            return Leaf(tensor, Kind.FIXED)
+            return Leaf(tensor, Reduction.FIXED)
         operation = tensor.op
         counted = _size_along_axis(operation)
         if counted is not None:
             whole, axis = counted
             if axis != 0 or not self.is_batched(whole):
-                return Leaf(tensor, Kind.FIXED)
-            return Leaf(tensor, Kind.SUM if self._is_selection(whole) else Kind.ROWS)
+                return Leaf(tensor, Reduction.FIXED)
+            return Leaf(tensor, Reduction.SUM if self._is_selection(whole) else Reduction.ROWS)
         if operation.type in ("Sum", "Mean") and self._reduces_samples(operation):
             if operation.type == "Sum":
-                return Leaf(tensor, Kind.SUM)
+                return Leaf(tensor, Reduction.SUM)
             values = operation.inputs[0]
             if not self._is_selection(values):
-                return Leaf(tensor, Kind.MEAN)
+                return Leaf(tensor, Reduction.MEAN)
             entries = tf.size(values, tf.int64) / tf.size(tensor, tf.int64)
-            return Leaf(tensor, Kind.MEAN, tf.cast(entries, tf.float64))
+            return Leaf(tensor, Reduction.MEAN, tf.cast(entries, tf.float64))
         return None
 
     def _reduces_samples(self, reduction: tf.Operation) -> bool:
@@ -245,26 +245,26 @@ class _NotUnderstoodError(Exception):
     """The graph does not show how a number is computed from the samples."""
 
 
-def _combined(operation: tf.Operation, kinds: Sequence[Kind]) -> Kind:
+def _combined(operation: tf.Operation, kinds: Sequence[Reduction]) -> Reduction:
     """What an operation makes of arguments of these kinds."""
     name, all_kinds = operation.type, set(kinds)
-    of_samples = all_kinds - {Kind.FIXED}
+    of_samples = all_kinds - {Reduction.FIXED}
     if name in _ADD:
         values = set(kinds[:-1]) if name == "ConcatV2" else all_kinds
-        if values <= {Kind.FIXED, Kind.MEAN}:
-            return Kind.MEAN
-        return Kind.SUM if values == {Kind.SUM} else Kind.OTHER
+        if values <= {Reduction.FIXED, Reduction.MEAN}:
+            return Reduction.MEAN
+        return Reduction.SUM if values == {Reduction.SUM} else Reduction.OTHER
     if len(of_samples) == 1:
         (kind,) = of_samples
-        if kind is Kind.ROWS:
-            return kind if name in ("Cast", "Identity") else Kind.OTHER
-        is_product = name == "Mul" and Kind.FIXED in all_kinds
-        is_quotient = name in _DIVIDE and kinds[1] is Kind.FIXED
+        if kind is Reduction.ROWS:
+            return kind if name in ("Cast", "Identity") else Reduction.OTHER
+        is_product = name == "Mul" and Reduction.FIXED in all_kinds
+        is_quotient = name in _DIVIDE and kinds[1] is Reduction.FIXED
         if name in _KEEP_LINEAR or is_product or is_quotient:
             return kind
-    if name in _DIVIDE and list(kinds) == [Kind.SUM, Kind.ROWS]:
-        return Kind.MEAN
-    return Kind.OTHER
+    if name in _DIVIDE and list(kinds) == [Reduction.SUM, Reduction.ROWS]:
+        return Reduction.MEAN
+    return Reduction.OTHER
 
 
 def _is_constant(value: Any, number: int | None) -> bool:

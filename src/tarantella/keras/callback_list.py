@@ -29,7 +29,7 @@ from tarantella.comm.waiting import barrier, keep_until_done, wait
 from tarantella.errors import MismatchError
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
-from tarantella.keras import state
+from tarantella.keras import master_weights
 from tarantella.keras.callback_agreement import CommonCallbacks
 from tarantella.runtime import messages, world
 
@@ -90,7 +90,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
     ) -> None:
         self.common = common
         self._communicator = world.communicator("callbacks")
-        self._learning_rates = state.learning_rates(model)
+        self._learning_rates = master_weights.learning_rates(model)
         self._pending: tuple[Any, Any, Any] | None = None
         self._shared_error: Exception | None = None
         self._trains = False
@@ -228,7 +228,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         sums = np.array(
             [
                 problem is not None,
-                not self.model._tnt_started,
+                not self.model._tnt_has_master_weights,
                 *requests.wanted,
                 *(self._rates_of_master() if follows_master else []),
             ],

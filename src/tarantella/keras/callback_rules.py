@@ -61,7 +61,7 @@ class Rule:
     callback: str
     master_only: bool = False
     stand_in: Callable[[Any], Any] | None = None
-    watches: bool = False
+    leaves_model_alone: bool = False
     reads_batch_logs: Callable[[Any, Phase], bool] = _never
     master_decides: bool = False
     path: str = ""
@@ -72,7 +72,7 @@ class Rule:
 
 RULES = (
     # Tarantella writes the backup itself, with what differs between the ranks (`resumption`).
-    Rule("BackupAndRestore", watches=True, stand_in=BackupRemoval),
+    Rule("BackupAndRestore", leaves_model_alone=True, stand_in=BackupRemoval),
     # It only writes a file: several ranks would garble it. A backup also keeps how long the file
     # was (`callback_state`).
     Rule("CSVLogger", master_only=True, path="filename"),
@@ -88,7 +88,7 @@ RULES = (
     # logs of batches only if it saves at batches.
     Rule(
         "ModelCheckpoint",
-        watches=True,
+        leaves_model_alone=True,
         reads_batch_logs=lambda callback, phase: bool(callback.save_freq != "epoch"),
         master_decides=True,
         state=internals.CALLBACK_STATE["ModelCheckpoint"],
@@ -98,7 +98,7 @@ RULES = (
     # It shows logs of batches only as a bar, and nothing while `fit` validates.
     Rule(
         "ProgbarLogger",
-        watches=True,
+        leaves_model_alone=True,
         reads_batch_logs=lambda callback, phase: (
             phase.verbose == 1 and not (phase.trains and phase.name == "test")
         ),
@@ -113,7 +113,7 @@ RULES = (
     Rule(
         "TensorBoard",
         master_only=True,
-        watches=True,
+        leaves_model_alone=True,
         reads_batch_logs=lambda callback, phase: bool(callback.update_freq != "epoch"),
         path="log_dir",
         folder_per_rank=True,
@@ -200,5 +200,6 @@ def _watching_rules(callback: Any, event: str) -> list[Rule]:
     return [
         rule
         for rule in rules_for(callback)
-        if rule.watches and method is getattr(getattr(keras.callbacks, rule.callback), name)
+        if rule.leaves_model_alone
+        and method is getattr(getattr(keras.callbacks, rule.callback), name)
     ]

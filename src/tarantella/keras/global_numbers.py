@@ -16,7 +16,7 @@ import tensorflow as tf
 from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.keras.advice import Advice
-from tarantella.keras.batch_reductions import BatchGraph, Formula, Kind, Leaf
+from tarantella.keras.batch_reductions import BatchGraph, Formula, Leaf, Reduction
 from tarantella.keras.step_share import StepShare
 
 Term = tuple[tf.Tensor, tf.Tensor]
@@ -39,12 +39,12 @@ class GlobalNumbers:
 
     def note_mean(self, number: tf.Tensor) -> tf.Tensor:
         """Notes that a number counts with the share of this rank, as a mean over samples does."""
-        self._graph.remember(number, Kind.MEAN)
+        self._graph.remember(number, Reduction.MEAN)
         return number
 
     def note_sum(self, number: tf.Tensor) -> tf.Tensor:
         """Notes that the ranks' numbers add up."""
-        self._graph.remember(number, Kind.SUM)
+        self._graph.remember(number, Reduction.SUM)
         return number
 
     def as_mean(self, number: Any, is_own_loss: bool = False) -> Any:
@@ -60,9 +60,9 @@ class GlobalNumbers:
         if not is_float_tensor(number):
             return number
         kind, formula = self._kind_of(number, is_own_loss)
-        if kind is Kind.SUM:
+        if kind is Reduction.SUM:
             number = self._share.divide(number)
-        elif kind is Kind.OTHER and formula is not None:
+        elif kind is Reduction.OTHER and formula is not None:
             value, terms = self._over_ranks(formula)
             # The value over all ranks, with gradients that lead to this rank's samples.
             number = tf.stop_gradient(value)
@@ -72,7 +72,7 @@ class GlobalNumbers:
 
     def added_loss(self, loss: Any, total: Any) -> Any:
         """What Keras makes of something handed to `add_loss`, counting as a mean does."""
-        if loss.shape.rank and self._kind_of(loss)[0] is Kind.SUM:
+        if loss.shape.rank and self._kind_of(loss)[0] is Reduction.SUM:
             return self.note_mean(self._share.divide(total))
         return self.as_mean(total)
 
@@ -86,17 +86,17 @@ class GlobalNumbers:
         if output_gradients is not None:
             given = tf.nest.flatten(output_gradients)
         kinds = [
-            self._kind_of(one, is_own_loss=True) if is_float_tensor(one) else (Kind.MEAN, None)
+            self._kind_of(one, is_own_loss=True) if is_float_tensor(one) else (Reduction.MEAN, None)
             for one in targets
         ]
-        if not any(kind in (Kind.SUM, Kind.OTHER) for kind, _ in kinds):
+        if not any(kind in (Reduction.SUM, Reduction.OTHER) for kind, _ in kinds):
             return target, output_gradients
         pairs: list[tuple[Any, Any]] = []
         for one, upstream, (kind, formula) in zip(targets, given, kinds, strict=True):
             upstream = tf.ones_like(one) if upstream is None else upstream
-            if kind is Kind.SUM:
+            if kind is Reduction.SUM:
                 upstream *= tf.cast(self._share.inverse(), one.dtype)
-            if kind is Kind.OTHER and formula is not None:
+            if kind is Reduction.OTHER and formula is not None:
                 _, terms = self._over_ranks(formula)
                 pairs.extend((term, upstream * factor) for term, factor in terms)
             else:
@@ -108,7 +108,7 @@ class GlobalNumbers:
         if tf.executing_eagerly() or not self._share.is_of_current_graph():
             return value  # in a branch, say, that not all ranks may take
         formula = self._graph.formula(value) if value.shape.is_fully_defined() else None
-        if formula is None or formula.kind not in (Kind.SUM, Kind.OTHER):
+        if formula is None or formula.kind not in (Reduction.SUM, Reduction.OTHER):
             return value
         return self._over_ranks(formula)[0]
 
@@ -117,20 +117,22 @@ class GlobalNumbers:
         everything = np.iinfo(np.int64).max
         return in_program_order("losses", lambda: self._channel.allreduce(tensors, everything))
 
-    def _kind_of(self, number: tf.Tensor, is_own_loss: bool = False) -> tuple[Kind, Formula | None]:
+    def _kind_of(
+        self, number: tf.Tensor, is_own_loss: bool = False
+    ) -> tuple[Reduction, Formula | None]:
         known = self._graph.known_kind(number)
         if known is not None:
             return known, None
         if number.shape.rank and self._graph.is_batched(number):
-            return Kind.SUM, None
+            return Reduction.SUM, None
         if isinstance(number, tf.__internal__.EagerTensor):
             if is_own_loss:
                 self._advice.number_of_eager_step()
-            return Kind.MEAN, None
+            return Reduction.MEAN, None
         formula = self._graph.formula(number)
         if formula is None:
             self._advice.number_not_understood(number.op.name)
-            return Kind.MEAN, None
+            return Reduction.MEAN, None
         return formula.kind, formula
 
     def _over_ranks(self, formula: Formula) -> tuple[tf.Tensor, list[Term]]:
@@ -140,7 +142,7 @@ class GlobalNumbers:
         value, divided by the share of this rank.
         """
         leaves = formula.leaves
-        combined = [leaf for leaf in leaves if leaf.kind is not Kind.FIXED]
+        combined = [leaf for leaf in leaves if leaf.kind is not Reduction.FIXED]
         weights = [self._weight(leaf) for leaf in combined]
         own = [
             tf.math.multiply_no_nan(tf.cast(leaf.tensor, tf.float64), weight)
@@ -152,7 +154,7 @@ class GlobalNumbers:
         for leaf, weight, total, all_weights in zip(
             combined, weights, sums[: len(own)], sums[len(own) :], strict=True
         ):
-            divisor = all_weights if leaf.kind is Kind.MEAN else tf.ones_like(all_weights)
+            divisor = all_weights if leaf.kind is Reduction.MEAN else tf.ones_like(all_weights)
             of_all[id(leaf)] = tf.cast(total / divisor, leaf.tensor.dtype)
             factors[id(leaf)] = tf.math.divide_no_nan(weight, divisor * self._share.value())
         values = [of_all.get(id(leaf), leaf.tensor) for leaf in leaves]
@@ -167,7 +169,7 @@ class GlobalNumbers:
 
     def _weight(self, leaf: Leaf) -> tf.Tensor:
         """The weight of this rank's mean or sum in that of all ranks."""
-        if leaf.kind is not Kind.MEAN:
+        if leaf.kind is not Reduction.MEAN:
             return tf.cast(self._share.has_samples(), tf.float64)
         if leaf.entries is None:
             return self._share.value()

@@ -3,7 +3,7 @@
 A hook is a function or method of Keras (or of TensorFlow, where Keras calls it) that asks, each
 time it is called, whether someone has a handler for it: a step of ours, say. The handler gets
 the plain function and its arguments. Hooks are installed once and stay. Handlers hold for the
-thread that entered `led_through`, until it leaves: everywhere else, a hook looks up one context
+thread that entered `handling`, until it leaves: everywhere else, a hook looks up one context
 variable and calls the plain function.
 
 Besides, `rank_steps.RankSteps` overrides methods of `keras.Model` for models of ours, two private
@@ -176,7 +176,7 @@ _installing = Lock()
 
 
 @contextmanager
-def led_through(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
+def handling(handlers: Mapping[Hook, Handler | None]) -> Iterator[None]:
     """Passes calls in this thread to handlers, for a while.
 
     Args:
@@ -204,12 +204,12 @@ def suspended(*hooks: Hook) -> Iterator[None]:
         _handlers.reset(before)
 
 
-def is_led(hook: Hook) -> bool:
+def has_handler(hook: Hook) -> bool:
     """Whether a hook has a handler in this thread, or has one that is suspended."""
     return hook in _handlers.get()
 
 
-def always_led_through(handlers: Mapping[Hook, Handler]) -> None:
+def handle_always(handlers: Mapping[Hook, Handler]) -> None:
     """Passes calls in all threads to handlers, from now on."""
     _always.update(handlers)
     install(handlers)
@@ -320,7 +320,7 @@ def generators_read_with(wrap: Callable[[Callable[[], Any]], Any]) -> Iterator[N
     def from_generator(plain: Any, begin: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         return plain(wrap(begin), *args, **kwargs)
 
-    with led_through({READ_GENERATOR: from_generator}):
+    with handling({READ_GENERATOR: from_generator}):
         yield
 
 
@@ -331,5 +331,5 @@ def messages_about(temporary: str, path: str) -> Iterator[None]:
     def print_renamed(plain: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         plain(str(message).replace(temporary, path), *args, **kwargs)
 
-    with led_through({PRINT_MESSAGE: print_renamed}):
+    with handling({PRINT_MESSAGE: print_renamed}):
         yield

@@ -26,7 +26,7 @@ from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
 from tarantella.graph.engine import channel
 from tarantella.internals import keras as internals
-from tarantella.keras import hooks, state
+from tarantella.keras import hooks, master_weights
 from tarantella.keras.hooks import Handler, Hook
 from tarantella.runtime import world
 
@@ -126,7 +126,7 @@ class LayerState:
         return [
             variable
             for variable in self._variables()
-            if id(variable) in written and not state.is_seed(variable)
+            if id(variable) in written and not master_weights.is_seed(variable)
         ]
 
     def _contribution(self, variable: Any) -> tf.Tensor:

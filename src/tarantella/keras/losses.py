@@ -126,7 +126,7 @@ class Losses:
         loss = keras.ops.convert_to_tensor(loss)
         end_phase("forward", loss)
         loss = self._share.times(self._numbers.as_mean(loss))
-        with hooks.led_through(self._nested):
+        with hooks.handling(self._nested):
             loss = scale_loss(optimizer, loss)
         return self._numbers.note_sum(loss)
 

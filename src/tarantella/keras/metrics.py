@@ -66,9 +66,9 @@ class Metrics:
     def _update(self, update_state: Handler, metric: Any, *args: Any, **kwargs: Any) -> Any:
         if internals.in_stateless_scope():
             return self._update_nested(update_state, metric, *args, **kwargs)
-        with hooks.led_through(self.nested()):
+        with hooks.handling(self.nested()):
             if self._can_be_empty:
-                with hooks.led_through({hooks.UPDATE_METRIC: self._update_symbolically}):
+                with hooks.handling({hooks.UPDATE_METRIC: self._update_symbolically}):
                     internals.build_metric(metric, args, kwargs)
             before = self._values_now(metric.variables)
             result = self._update_nested(update_state, metric, *args, **kwargs)
@@ -128,7 +128,7 @@ class Metrics:
 
     def results_of(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
         """What `compute` makes of the state that metrics have over all ranks."""
-        with hooks.led_through(self.nested()):
+        with hooks.handling(self.nested()):
             if self._over_ranks:
                 results = global_results(compute, metrics, self._channel)
             else:

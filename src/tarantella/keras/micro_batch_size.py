@@ -13,7 +13,11 @@ from tarantella.internals import keras as internals
 
 
 def in_batches(
-    x: Any, micro_batch_size: int | None, options: dict[str, Any], ranks: int, purpose: str = ""
+    x: Any,
+    micro_batch_size: int | None,
+    options: dict[str, Any],
+    ranks: int,
+    argument_prefix: str = "",
 ) -> tuple[Any, dict[str, Any]]:
     """The data and options with the batch size that follows from a micro-batch size.
 
@@ -22,12 +26,12 @@ def in_batches(
         micro_batch_size: How many samples of a batch each rank gets; None if not stated.
         options: Arguments for Keras's data adapters, `batch_size` among them.
         ranks: How many ranks share a batch.
-        purpose: The prefix of the names of such arguments: "validation_" or "".
+        argument_prefix: The prefix of the names of such arguments: "validation_" or "".
     """
-    name = f"tnt_{purpose}micro_batch_size"
+    name = f"tnt_{argument_prefix}micro_batch_size"
     batch_size = options.get("batch_size")
     if batch_size is not None:
-        _require_size(f"{purpose}batch_size", batch_size)
+        _require_size(f"{argument_prefix}batch_size", batch_size)
     if micro_batch_size is None:
         return x, options
     wanted = _require_size(name, micro_batch_size) * ranks

@@ -21,10 +21,10 @@ from tarantella.keras import (
     arguments,
     callback_placement,
     loading,
+    master_weights,
     prediction,
     resumption,
     saving,
-    state,
     wrapping,
 )
 from tarantella.keras.adapter import RankDataAdapter, begins_anew, split_for_validation
@@ -93,7 +93,7 @@ class Model(keras.Model):
     ```
     """
 
-    _tnt_started: bool
+    _tnt_has_master_weights: bool
     _tnt_plain_class: Any
 
     model = _PlainModel()
@@ -235,7 +235,7 @@ class Model(keras.Model):
                 steps_per_epoch=validation_steps,
                 micro_batch_size=tnt_validation_micro_batch_size,
                 distribute=tnt_distribute_validation_dataset,
-                purpose="validation_",
+                argument_prefix="validation_",
             )
         return self._fit_on_ranks(
             adapter,
@@ -274,7 +274,7 @@ class Model(keras.Model):
                 container.common.save_freq,
                 adapter.begins_anew,
                 initial_epoch,
-                lambda: state.build(self, adapter.spec),
+                lambda: master_weights.build(self, adapter.spec),
             ) as callbacks,
         ):
             return super().fit(
@@ -457,7 +457,7 @@ class Model(keras.Model):
             callback.save_freq,
             lambda: begins_anew(adapter, steps),
             given["initial_epoch"],
-            lambda: state.build(self, adapter.get_tf_dataset().element_spec),
+            lambda: master_weights.build(self, adapter.get_tf_dataset().element_spec),
         ) as container:
             yield {
                 **given,
@@ -593,7 +593,7 @@ class Model(keras.Model):
         found = loading.find_weights(filepath)
         with loading.whole(found):
             super().load_weights(found, *args, **kwargs)
-        self._tnt_started = False
+        self._tnt_has_master_weights = False
         loading.warn_of_useless_weights(self, found)
 
     def to_yaml(self, **kwargs: Any) -> str:
@@ -627,7 +627,7 @@ class Model(keras.Model):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         super().compile(*args, **kwargs)
-        self._tnt_started = False
+        self._tnt_has_master_weights = False
 
     def compile_from_config(self, config: Any) -> None:
         if self._tnt_plain_class.compile is not keras.Model.compile:
@@ -639,7 +639,7 @@ class Model(keras.Model):
 
     def set_weights(self, weights: Any) -> None:
         super().set_weights(weights)
-        self._tnt_started = False
+        self._tnt_has_master_weights = False
 
     def _require_compiled(self, method: str) -> None:
         if not self.compiled:
@@ -656,13 +656,13 @@ class Model(keras.Model):
             again: Whether to do so even if all ranks must have the same weights already.
         """
         arguments.require_numbers(self, spec)
-        if not again and all_ranks(self._tnt_started):
+        if not again and all_ranks(self._tnt_has_master_weights):
             return
         self._take_from_master()
 
     def _take_from_master(self) -> None:
-        state.start_from_master(self)
-        self._tnt_started = True
+        master_weights.start_from_master(self)
+        self._tnt_has_master_weights = True
 
 
 class Sequential(Model):
@@ -679,23 +679,23 @@ class Sequential(Model):
 
 
 def _alone(
-    x: Any, batch_size: int | None, micro_batch_size: int | None, purpose: str = ""
+    x: Any, batch_size: int | None, micro_batch_size: int | None, argument_prefix: str = ""
 ) -> tuple[Any, int | None]:
     """Data and batch size for a single rank, whose micro-batches are the batches."""
-    x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, purpose)
+    x, options = in_batches(x, micro_batch_size, {"batch_size": batch_size}, 1, argument_prefix)
     return x, options["batch_size"]
 
 
-def _adapter(purpose_shown: str, data: tuple[Any, ...], **options: Any) -> RankDataAdapter:
+def _adapter(purpose: str, data: tuple[Any, ...], **options: Any) -> RankDataAdapter:
     """The adapter for the data of a pass.
 
     Args:
-        purpose_shown: What the data are for, in words for the user.
+        purpose: What the data are for, in words for the user.
         data: x, y and sample_weight, or the first of them.
         **options: Further arguments of `RankDataAdapter.of`.
     """
     if not options["distribute"]:
-        LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose_shown)
+        LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose)
     return RankDataAdapter.of(*data, **options)
 
 

@@ -30,7 +30,7 @@ def calling(model: Any) -> Iterator[None]:
         yield
         return
     moments = GlobalMoments(share.current, loss_has_share=lambda: False)
-    with hooks.led_through(moments.handlers()):
+    with hooks.handling(moments.handlers()):
         yield
 
 
@@ -44,7 +44,7 @@ def applying(check: Check) -> Iterator[None]:
     Args:
         check: Is given the gradients and the variables before they are summed.
     """
-    if world.get_size() == 1 or hooks.is_led(hooks.APPLY_GRADIENTS):
+    if world.get_size() == 1 or hooks.has_handler(hooks.APPLY_GRADIENTS):
         yield
         return
 
@@ -64,5 +64,5 @@ def applying(check: Check) -> Iterator[None]:
         gradients.end_update(trainable_variables or internals.trained_variables(optimizer))
         return result
 
-    with hooks.led_through({hooks.APPLY_GRADIENTS: apply_sums}):
+    with hooks.handling({hooks.APPLY_GRADIENTS: apply_sums}):
         yield

@@ -13,7 +13,7 @@ import numpy as np
 
 from tarantella.comm import agreement, buffers
 from tarantella.internals import keras as internals
-from tarantella.keras import state
+from tarantella.keras import master_weights
 from tarantella.runtime import messages, world
 
 # The arrays of one rank, by name.
@@ -47,7 +47,7 @@ def _variables(model: Any) -> dict[str, list[Any]]:
     metrics = model.metrics if model.compiled else []
     seed = internals.global_seed()
     return {
-        "seeds": [variable for variable in model.variables if state.is_seed(variable)],
+        "seeds": [variable for variable in model.variables if master_weights.is_seed(variable)],
         "seed": [] if seed is None else [seed],
         "states": keras.tree.flatten([getattr(each, "states", None) or [] for each in layers
                                       if getattr(each, "stateful", False)]),

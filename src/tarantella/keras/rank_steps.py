@@ -13,7 +13,7 @@ from tarantella.data.micro_batch import MicroBatch
 from tarantella.graph.engine import channel
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
-from tarantella.keras import hooks, normalization, own_loop, prediction, state
+from tarantella.keras import hooks, master_weights, normalization, own_loop, prediction
 from tarantella.keras.advice import Advice
 from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.compiled_call import call_compiled
@@ -62,7 +62,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     _tnt_advice: Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
-    _tnt_new_variables: state.NewVariables
+    _tnt_new_variables: master_weights.NewVariables
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     @_Replaceable
@@ -103,7 +103,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         end_phase("input", data.data)
         layer_state = LayerState(self, data, BatchGraph.of(data.data).is_fixed)
         with self._tnt_new_variables.shared(self), self._compiled_calls():
-            with hooks.led_through(layer_state.handlers()):
+            with hooks.handling(layer_state.handlers()):
                 outputs = step_on(data.data)
             layer_state.combine(trained=False)
         end_phase("prediction", outputs)

@@ -20,7 +20,7 @@ from tarantella.keras.hooks import Handler
 
 def install() -> None:
     """Makes Keras share its files with the other ranks; does nothing the second time."""
-    hooks.always_led_through({hooks.GET_FILE: _get_file, hooks.MAKE_FOLDERS: _makedirs})
+    hooks.handle_always({hooks.GET_FILE: _get_file, hooks.MAKE_FOLDERS: _makedirs})
 
 
 def _get_file(get_file: Handler, *args: Any, **kwargs: Any) -> Any:

@@ -68,7 +68,7 @@ class Step:
         """Makes this step handle Keras's hooks, and combines the state of layers at its end."""
         before = _current.set(self)
         try:
-            with hooks.led_through(self._handlers()):
+            with hooks.handling(self._handlers()):
                 yield
             self.layer_state.combine(self._trained)
         finally:
@@ -97,7 +97,7 @@ class Step:
             grads = gradients.weighted(grads, self._share.value())
         grads = gradients.sum_over_ranks(grads, self._gradients, has_scaled_loss)
         # What an optimizer writes is the same on all ranks.
-        with hooks.led_through({**self.metrics.nested(), hooks.ASSIGN_VARIABLE: None}):
+        with hooks.handling({**self.metrics.nested(), hooks.ASSIGN_VARIABLE: None}):
             result = apply(optimizer, grads, trainable_variables)
         gradients.end_update(trainable_variables or self._model.trainable_variables)
         return result

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tarantella.internals import keras as internals
-from tarantella.keras import state
+from tarantella.keras import master_weights
 from tarantella.keras.advice import Advice
 from tarantella.keras.rank_steps import RankSteps
 from tarantella.keras.stop_requests import StopRequests
@@ -29,9 +29,9 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
         _tnt_compiles_calls=False,
-        _tnt_new_variables=state.NewVariables(),
+        _tnt_new_variables=master_weights.NewVariables(),
         _tnt_passes_over=False,
-        _tnt_started=False,
+        _tnt_has_master_weights=False,
         _tnt_stop_requests=StopRequests(),
     )
     return made

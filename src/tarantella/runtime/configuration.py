@@ -19,8 +19,8 @@ from tarantella.runtime.settings import (
     PATH,
     SWITCH,
     Group,
-    Kind,
     Option,
+    TextFormat,
     setting,
     settings_of,
     whole_number,
@@ -62,16 +62,16 @@ def _read_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-_LEVEL = Kind("one of " + ", ".join(LOG_LEVELS), _read_level)
-_FOLDER = Kind(
+_LEVEL = TextFormat("one of " + ", ".join(LOG_LEVELS), _read_level)
+_FOLDER = TextFormat(
     "the name of a folder",
     PATH.read,
     lambda folder: str(Path(folder).absolute()),  # ranks may run in another one
     empty_is_unset=True,
     keeps_spaces=True,
 )
-_CORE_LISTS = Kind("lists of cores, as in 0-3:4-7", _read_cores, empty_is_unset=True)
-_NAMES = Kind("names, separated by commas", _read_names, empty_is_unset=True)
+_CORE_LISTS = TextFormat("lists of cores, as in 0-3:4-7", _read_cores, empty_is_unset=True)
+_NAMES = TextFormat("names, separated by commas", _read_names, empty_is_unset=True)
 
 
 @dataclass(frozen=True)

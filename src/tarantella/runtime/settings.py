@@ -22,7 +22,7 @@ _FALSE = ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Value]):
+class TextFormat(Generic[Value]):
     """The texts that a setting may have, and what they mean.
 
     Attributes:
@@ -87,7 +87,7 @@ class Setting:
     """
 
     default: Any
-    kind: Kind[Any]
+    kind: TextFormat[Any]
     variable: str = ""
     option: Option | None = None
     planned: bool = False
@@ -108,7 +108,7 @@ class Setting:
 
 def setting(
     default: Default,
-    kind: Kind[Value],
+    kind: TextFormat[Value],
     variable: str = "",
     option: Option | None = None,
     planned: bool = False,
@@ -125,7 +125,7 @@ def settings_of(table: type) -> dict[str, Setting]:
     }
 
 
-def whole_number(expected: str, smallest: int = 0, largest: int | None = None) -> Kind[int]:
+def whole_number(expected: str, smallest: int = 0, largest: int | None = None) -> TextFormat[int]:
     """Numbers from the smallest to the largest."""
 
     def read(text: str) -> int:
@@ -135,13 +135,15 @@ def whole_number(expected: str, smallest: int = 0, largest: int | None = None) -
             raise ValueError(text)
         return int(text)
 
-    return Kind(expected, read)
+    return TextFormat(expected, read)
 
 
-def whole_numbers(expected: str, smallest: int = 0) -> Kind[tuple[int, ...]]:
+def whole_numbers(expected: str, smallest: int = 0) -> TextFormat[tuple[int, ...]]:
     """Numbers that are separated by commas."""
     one = whole_number(expected, smallest)
-    return Kind(expected, lambda text: tuple(one.read(part.strip()) for part in text.split(",")))
+    return TextFormat(
+        expected, lambda text: tuple(one.read(part.strip()) for part in text.split(","))
+    )
 
 
 def _read_switch(text: str) -> bool:
@@ -158,5 +160,7 @@ def _read_path(text: str) -> str:
     return text
 
 
-SWITCH = Kind("true or false", _read_switch, lambda value: "true" if value else "false")
-PATH = Kind("the name of a file or folder", _read_path, empty_is_unset=True, keeps_spaces=True)
+SWITCH = TextFormat("true or false", _read_switch, lambda value: "true" if value else "false")
+PATH = TextFormat(
+    "the name of a file or folder", _read_path, empty_is_unset=True, keeps_spaces=True
+)

@@ -47,7 +47,7 @@ class NewVariables:
                 self._share(model)
 
         try:
-            with hooks.led_through({hooks.INITIALIZE_VARIABLE: initialize_alike}):
+            with hooks.handling({hooks.INITIALIZE_VARIABLE: initialize_alike}):
                 yield
             self._share(model)
         except BaseException:
