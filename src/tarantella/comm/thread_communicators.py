@@ -6,6 +6,7 @@ on every rank they are interleaved differently. So each needs communicators that
 
 from __future__ import annotations
 
+import re
 import threading
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from tarantella.runtime import watch, world
 from tarantella.runtime.world import PURPOSES, Communicators
 
 _LARGEST_TAG = 32767  # that every MPI library allows
+# Python numbers threads that got no name. A rank may have started more of them than others.
+_NUMBERED = re.compile(r"^(Thread|ThreadPoolExecutor|Dummy)-\d+")
 
 _lock = threading.Lock()
 _by_thread: dict[str, Communicators] = {}
@@ -28,13 +31,14 @@ def communicators_of_this_thread() -> Iterator[None]:
     """Inside it, this thread uses communicators that no other thread of this rank uses.
 
     Does nothing in the main thread. The threads of the ranks that belong together are those of the
-    same name, and every rank must have one. Communicators are kept for the next such thread.
+    same name, not counting the number that Python gives to threads without one, and every rank must
+    have one. Communicators are kept for the next such thread.
 
     Raises:
         InputError: If another thread of this name is inside.
         MismatchError: If a thread of another name takes part on another rank.
     """
-    name = threading.current_thread().name
+    name = _NUMBERED.sub(r"\1", threading.current_thread().name)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if world.get_size() == 1 or in_main_thread or world.has_own_communicators():
         yield

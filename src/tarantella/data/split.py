@@ -14,6 +14,7 @@ import tensorflow as tf
 from tarantella.data import order, pipeline, rebuild
 from tarantella.data.cut import Split, cut
 from tarantella.data.split_batches import Splitter
+from tarantella.errors import InputError
 from tarantella.internals.tensorflow import MissingNameError, tell_once, unwrapped
 
 
@@ -38,12 +39,26 @@ def _cut_as_a_whole(
         own_files = _with_own_files(dataset, rank, size)
         in_order = order.with_common_order(own_files)
         fingerprinted = not order.may_draw(in_order)
-    except MissingNameError:
+    except MissingNameError as error:
+        if _writes_files(dataset):
+            raise InputError(
+                "Tarantella does not know a transformation of this dataset well enough to give "
+                f"each rank its own cache file (there is no `{error.private_name}`). Cache in "
+                "memory, or leave the file out."
+            ) from None
         # With fingerprints, the ranks notice if their batches differ.
         in_order, fingerprinted = dataset, True
         consequence += " Seed every `shuffle`, set `deterministic=True`, and cache in memory."
     tell_once(missing, consequence)
     return cut(in_order, rank, size, fingerprinted)
+
+
+def _writes_files(dataset: tf.data.Dataset) -> bool:
+    """Whether ranks would write the same files, as far as we can tell."""
+    try:
+        return any(pipeline.file_of(one) for one in pipeline.ancestors(unwrapped(dataset)))
+    except MissingNameError:
+        return False
 
 
 def _with_own_files(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:

@@ -49,6 +49,7 @@ with versions.private_names("Keras"):
         (AnyVariable, "_initialize"),
         (keras.Model, "_aggregate_additional_loss"),  # overridden in `rank_steps`
         (keras.Model, "_should_eval"),  # too
+        (keras.Model, "_symbolic_build"),
         (seed_generator, "global_seed_generator"),
         (loss_module, "apply_mask"),
         (loss_module, "reduce_weighted_values"),
@@ -81,6 +82,7 @@ __all__ = [
     "arrays_of",
     "backend_nn",
     "build_metric",
+    "build_training_state",
     "callback_state",
     "class_weight_map",
     "csv_size",
@@ -206,6 +208,16 @@ def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any)
 def build_metric(metric: keras.metrics.Metric, args: Any, kwargs: dict[str, Any]) -> None:
     """Creates the variables that a metric makes when it first sees data; records nothing."""
     backend.compute_output_spec(metric.update_state, *args, **kwargs)
+
+
+def build_training_state(model: keras.Model, spec: Any) -> None:
+    """Creates the variables of a model's optimizer, losses and metrics; records nothing.
+
+    Args:
+        model: A compiled model, all layers of which are built.
+        spec: The structure of a batch, of `tf.TensorSpec`s.
+    """
+    model._symbolic_build(data_batch=spec)
 
 
 def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:

@@ -114,12 +114,13 @@ class Losses:
         (everyones,) = self._numbers.sums_over_ranks([counted])
         return tf.math.divide_no_nan((own + epsilon) * self._share.inverse(), everyones + epsilon)
 
-    def _regularize(self, regularize: Handler, regularizer: Any, x: Any) -> Any:
+    def _regularize(self, regularize: Handler, regularizer: Any, *args: Any, **kwargs: Any) -> Any:
         """What a regularizer sums up over the outputs of a layer; weights are left alone."""
-        if id(regularizer) not in self._regularizers or isinstance(x, internals.AnyVariable):
-            return regularize(regularizer, x)
+        is_of_weight = bool(args) and isinstance(args[0], internals.AnyVariable)
+        if id(regularizer) not in self._regularizers or is_of_weight:
+            return regularize(regularizer, *args, **kwargs)
         with hooks.suspended(hooks.REGULARIZE):
-            return self._share.divide(regularize(regularizer, x))
+            return self._share.divide(regularize(regularizer, *args, **kwargs))
 
     def _scale(self, scale_loss: Handler, optimizer: Any, loss: Any) -> Any:
         self._scaled_for.add(id(optimizer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -85,6 +85,24 @@ def build(model: keras.Model, spec: Any) -> None:
         number = tf.TensorSpec((), tf.int64)
         spec = MicroBatch(number, number, spec)
     tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+
+
+def build_training_state(model: keras.Model, spec: Any) -> None:
+    """Creates the variables of the optimizer and the metrics before a step is traced.
+
+    TensorFlow traces a function twice if it creates variables in the first call. Only a model of
+    Keras's own classes is built so: calling it has no effects that a user could see.
+
+    Args:
+        model: A compiled model.
+        spec: The structure of a batch, of `tf.TypeSpec`s.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        return
+    if all(layer.built for layer in internals.flat_layers(model)):
+        with suppress(Exception):  # what is wrong with the data is said by the step itself
+            internals.build_training_state(model, spec)
 
 
 def start_from_master(model: keras.Model) -> None:

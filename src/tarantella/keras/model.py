@@ -260,6 +260,8 @@ class Model(keras.Model):
     ) -> Any:
         """Trains on this rank's micro-batches, in step with the other ranks."""
         self._start_from_master(adapter.spec)
+        if initial_epoch < epochs and not self.run_eagerly and self._has_steps_of_keras:
+            master_weights.build_training_state(self, adapter.spec)
         adapter.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),

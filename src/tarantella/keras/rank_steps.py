@@ -149,6 +149,12 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             )
         )
 
+    @property
+    def _has_steps_of_keras(self) -> bool:
+        """Whether model, steps and metrics are Keras's own."""
+        is_plain = self._tnt_plain_class.__module__.startswith("keras.src.")
+        return is_plain and not self._overrides_step_methods
+
     @contextmanager
     def _batch_logs(self, phases: frozenset[str]) -> Iterator[None]:
         """For a while, someone reads the logs of batches in these phases."""

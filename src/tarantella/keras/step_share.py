@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.share import ThreadShares
+from tarantella.keras.thread_functions import training_threads
 
 _shares = ThreadShares()
 
@@ -25,8 +25,7 @@ class StepShare:
         self._value = count / total
         self._graph = _current_graph()
         self._variable = _shares.own()
-        alive = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
-        for variable in _shares.to_write(used_by=alive):
+        for variable in _shares.to_write(used_by=training_threads()):
             variable.assign(self._value)
 
     def is_of_current_graph(self) -> bool:

@@ -6,6 +6,8 @@ that goes to another thread needs functions that are traced there.
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from tarantella.runtime import world
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _traced_with: WeakKeyDictionary[Any, world.Communicators] = WeakKeyDictionary()
+_calls_in: Counter[int] = Counter()  # by thread
 
 
 def with_communicators_of_thread(method: Method) -> Method:
@@ -24,11 +27,21 @@ def with_communicators_of_thread(method: Method) -> Method:
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
         with communicators_of_this_thread():
             _forget_functions_of_other_threads(self)
-            return method(self, *args, **kwargs)
+            _calls_in[thread] += 1
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                _calls_in[thread] -= 1
 
     return call  # type: ignore[return-value]
+
+
+def training_threads() -> set[int]:
+    """The threads that are in `fit` or the like right now."""
+    return {thread for thread, calls in list(_calls_in.items()) if calls}
 
 
 def _forget_functions_of_other_threads(model: Any) -> None:
