@@ -352,7 +352,7 @@ def test_small_parts_are_warned_of_once(warnings: list[str]) -> None:
     (warning,) = warnings
     assert "15 samples" in warning
     assert "'norm'" in warning
-    assert "32 or more" in warning
+    assert "32 samples or more" in warning
     assert "synchronized=True" in warning
 
 

@@ -217,7 +217,10 @@ def build_training_state(model: keras.Model, spec: Any) -> None:
         model: A compiled model, all layers of which are built.
         spec: The structure of a batch, of `tf.TensorSpec`s.
     """
-    model._symbolic_build(data_batch=spec)
+    # In a graph that is never run, as when a step is traced: what an optimizer's `build` assigns
+    # there, Keras drops.
+    build = tf.function(lambda: model._symbolic_build(data_batch=spec), autograph=False)
+    build.get_concrete_function()
 
 
 def flat_layers(model: keras.Model) -> list[keras.layers.Layer]:
