@@ -196,3 +196,22 @@ def test_models_trained_in_two_threads_are_what_they_are_alone() -> None:
     assert_close([one_by_one["one"], one_by_one["other"]], alone[0])
     together = in_threads(one=one, other=other)
     assert_close([together["one"], together["other"]], alone[1])
+
+
+@TWO
+def test_a_rank_may_have_started_more_threads_without_a_name() -> None:
+    for _ in range(tnt.get_rank()):
+        before = threading.Thread(target=time.time)
+        before.start()
+        before.join()
+    sums: list[Any] = []
+
+    def add() -> None:
+        with communicators_of_this_thread():
+            sums.append(tnt.allreduce(np.float64(1.0)))
+
+    for _ in range(2):  # the second one uses the communicators of the first
+        thread = threading.Thread(target=add)
+        thread.start()
+        thread.join()
+    assert sums == [2.0, 2.0]

@@ -24,6 +24,7 @@ from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.padding import Padding
 from tarantella.data.split import split
+from tarantella.errors import InputError
 from tarantella.internals import tensorflow as internals
 from tarantella.runtime.log import LOGGER
 
@@ -813,3 +814,10 @@ def test_generators_draw_different_numbers_on_each_rank() -> None:
     runs = [[_draws(make, rank) for rank in range(2)] for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
+
+
+def test_a_cache_file_of_a_pipeline_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
+    cached = _range(8).cache(str(tmp_path / "cache"))
+    fused = cached.apply(tf.data.experimental.map_and_batch(_add_one, 4))
+    with pytest.raises(InputError, match="its own cache file"):
+        split(fused, 1, 2)
