@@ -34,7 +34,7 @@ ELSEWHERE = {
     *("outer_graph", "experimental_acd_manager", "run_independently"),
 }
 # Attributes that made_again() reads by the names of the arguments of a class.
-KEPT = ["_count", "_map_func", "_num_shards", "_index"]
+KEPT = ["_count", "_num_shards", "_index"]  # and `_map_func`, see below
 
 
 class PrivateNames:
@@ -62,6 +62,11 @@ def _watched() -> Iterator[PrivateNames]:
         internals._found.cache_clear()
         yield names
     internals._found.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_global_seed() -> None:
+    tf.random.set_seed(None)  # a test of another module may have set one
 
 
 @pytest.fixture
@@ -192,6 +197,15 @@ def test_without_a_name_batches_are_cut(
     assert len(about) == 1
     assert f"{gone}`: " in about[0]
     assert "cuts its micro-batch" in about[0] or gone == "_get_function"
+
+
+def test_without_a_name_to_make_a_map_again_a_snapshot_is_an_error(
+    private_names: PrivateNames, tmp_path: Path
+) -> None:
+    """All ranks would write the same files."""
+    private_names.gone.add("_map_func")
+    with pytest.raises(InputError, match="its own cache file"):
+        split(DATASETS["snapshot"](tmp_path), 0, 2)
 
 
 def test_every_name_that_is_looked_up_is_in_the_list() -> None:
