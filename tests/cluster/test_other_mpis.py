@@ -171,7 +171,7 @@ def test_signal_ends_all_ranks(number: int, while_starting: bool, cluster: Clust
 
 def wait_for_launcher(cluster: Cluster) -> None:
     deadline = time.monotonic() + LIMIT
-    launcher = re.compile(r"\S*/(mpiexec\S*|prterun) .*runtime\.supervisor ")
+    launcher = re.compile(r"\S*/(mpiexec\S*|prterun) .*launch\.supervisor ")
     while not any(launcher.match(each.command) for each in cluster["node1"].processes()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
