@@ -112,7 +112,6 @@ __all__ = [
     "merged_sample_weight",
     "python_logs",
     "reduction_axes",
-    "replaced",
     "restore_optimizer",
     "save_as",
     "set_keras_mask",
@@ -121,21 +120,6 @@ __all__ = [
     "tf_variable",
     "trained_variables",
 ]
-
-Replacement = tuple[Any, str, Any]
-
-
-@contextmanager
-def replaced(replacements: list[Replacement]) -> Iterator[None]:
-    """Puts other attributes in place for a while: (owner, name, new value)."""
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
-    try:
-        for owner, name, value in replacements:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
 
 
 def tf_variable(variable: Any) -> tf.Variable:
