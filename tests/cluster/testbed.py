@@ -1,7 +1,8 @@
 """Several hosts on one machine: network namespaces connected by a bridge, each with an sshd.
 
 Each host has its own name, network, processes, /dev/shm, /tmp and /run, and shares all other files
-with the others, as hosts of a cluster share a file system. Nothing outside the namespaces changes,
+with the others, as hosts of a cluster share a file system; shells there read no ~/.bashrc, which
+may print or take long. Nothing outside the namespaces changes,
 and they disappear with the process that created them, however it ends. It needs root, and Debian's
 packages openssh-server, openssh-client, iproute2, procps and util-linux.
 
@@ -136,13 +137,15 @@ class Testbed:
             (self.folder / f"{name}.sshd").write_text(SSHD.format(folder=self.folder, name=name))
 
     def _start(self, stack: ExitStack, number: int, name: str) -> Node:
+        files = {
+            Path("/etc/hosts"): self.folder / "hosts",
+            Path("/etc/ssh/ssh_config"): self.folder / "ssh_config",
+            Path.home() / ".bashrc": Path("/dev/null"),
+        }
         settings = {
             "name": name,
             "shared": [str(path) for path in (self.folder, *self._shared)],
-            "files": {
-                "/etc/hosts": str(self.folder / "hosts"),
-                "/etc/ssh/ssh_config": str(self.folder / "ssh_config"),
-            },
+            "files": {str(path): str(other) for path, other in files.items() if path.exists()},
             "sshd": [_which("sshd"), "-D", "-e", "-f", str(self.folder / f"{name}.sshd")],
         }
         unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"]

@@ -189,6 +189,7 @@ def test_a_command_that_is_asked_to_end(undisturbed: list[np.ndarray], tmp_path:
 
 TAKES_TIME = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "ignored" else lambda *_: None)
+tnt.barrier()
 if rank == 0:
     os.kill(int(os.environ["TNT_COMMAND"]), signal.SIGTERM)
 start = time.monotonic()
