@@ -6,6 +6,22 @@ import keras
 import pytest
 from tensorflow.python.eager import context
 
+from tarantella.comm import waiting
+
+# Tests of what ranks do while they wait: they wait as they do with a core for each rank.
+ABOUT_WAITING = ("test_channels", "test_collectives", "test_order_of_calls", "test_threads")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ranks leave the core to other tests while they wait, as they do where ranks share cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__ not in ABOUT_WAITING:
+            waiting.ranks_share_cores.cache_clear()
+            patch.setattr(waiting, "_cores_of", lambda _: 1)
+        yield
+    waiting.ranks_share_cores.cache_clear()
+
 
 @pytest.fixture
 def float64() -> Iterator[None]:

@@ -12,7 +12,9 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-from oracle import CLASSIFICATION, classification_data, small_model
+from oracle import WITH_STATE, classification_data, small_model
+
+import tarantella as tnt
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -57,7 +59,24 @@ def fresh(kind: str, compiled: bool = True) -> keras.Model:
     keras.utils.clear_session()
     model = KINDS[kind]()
     if compiled:
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_STATE)
+    return model
+
+
+_after_training: dict[tuple[str, int, str], list[np.ndarray]] = {}
+
+
+def trained(kind: str = "functional", epochs: int = 1) -> tnt.Model:
+    """A model after training: it is trained once, and the next one gets the state of then."""
+    model = tnt.Model(fresh(kind))
+    key = kind, epochs, keras.config.floatx()
+    if key in _after_training:
+        model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(variables(model), _after_training[key], strict=True):
+            variable.assign(value)
+    else:
+        fit(model, epochs)
+        _after_training[key] = state(model)
     return model
 
 

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import assert_close, classification_data, small_model
-from saved_models import KINDS, Stack, fit, fresh, same_state, state, without_addresses
+from saved_models import (
+    KINDS,
+    Stack,
+    fit,
+    fresh,
+    same_state,
+    state,
+    trained,
+    without_addresses,
+)
 
 import tarantella as tnt
 
 pytestmark = pytest.mark.ranks(2)
-
-
-def trained(kind: str = "functional", epochs: int = 1) -> tnt.Model:
-    model = tnt.Model(fresh(kind))
-    fit(model, epochs)
-    return model
 
 
 def same_on_all_ranks(model: keras.Model) -> bool:

@@ -43,7 +43,7 @@ def test_class_weight() -> None:
     assert_trains_as_in_keras(
         small_model,
         lambda: {
-            "optimizer": "adam",
+            "optimizer": "sgd",
             "loss": "sparse_categorical_crossentropy",
             "weighted_metrics": ["accuracy"],
         },
@@ -83,7 +83,7 @@ def test_mask(reduction: str) -> None:
 def test_mask_with_sample_weight() -> None:
     assert_trains_as_in_keras(
         _masked_model,
-        lambda: {"optimizer": "adam", "loss": "mse", "weighted_metrics": ["mae"]},
+        lambda: {"optimizer": "sgd", "loss": "mse", "weighted_metrics": ["mae"]},
         lambda: {"x": batches(*_sequences(), _weights()[:, np.newaxis] * np.ones((1, 6)))},
     )
 

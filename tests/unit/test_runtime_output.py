@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
+from contextlib import ExitStack, redirect_stdout
 
 import keras
 import pytest
@@ -86,6 +88,34 @@ def test_every_rank_marks_its_lines(
         capsys.readouterr().out == "[rank 1] one\n[rank 1] two\n[rank 1] three\n[rank 1] no end\n"
     )
     assert [shown(verbose) for verbose in ("auto", 0, 1, 2)] == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_threads_share_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+) -> None:
+    """Whoever leaves first; `sys.stdout` is the same for all."""
+    be(monkeypatch, rank, 2)
+    before, filters = sys.stdout, list(warnings.filters)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(rank_output())
+    second.enter_context(rank_output())
+    first.close()
+    print("inside\rINSIDE")
+    second.close()
+    print("after")
+    assert sys.stdout is before
+    assert warnings.filters == filters
+    assert capsys.readouterr().out == ("after\n" if rank else "INSIDE\nafter\n")
+
+
+def test_streams_of_the_user_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, 0, 2)
+    with rank_output(), redirect_stdout(io.StringIO()) as text:
+        with rank_output():
+            print("10%\r20%")
+        print("10%\r20%")
+    assert text.getvalue() == "20%\n10%\r20%\n"
 
 
 def test_output_is_back_after_an_error(

@@ -10,9 +10,10 @@ import io
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from tarantella.runtime import world
@@ -131,14 +132,51 @@ def _has_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+class _Users:
+    """Those who are in `rank_output` with one stream as `sys.stdout`; it is restored by the last.
+
+    Args:
+        restore: Undoes what was done for them.
+    """
+
+    def __init__(self, restore: ExitStack) -> None:
+        self.number = 0
+        self.restore = restore
+
+
+_lock = threading.Lock()
+_users: dict[int, _Users] = {}  # by the id of the stream
+
+
 @contextmanager
 def rank_output() -> Iterator[None]:
     """Shows what is printed inside only where it should be seen.
 
     The master rank, and a serial run, print and warn as usual. Other ranks are silent; with
     `TNT_OUTPUT_ON_ALL_DEVICES`, every rank prints with its number in front of each line.
+    `sys.stdout` is that of all threads: the last one to leave restores it.
     """
-    if sys.stdout is None or isinstance(sys.stdout, Lines | Silence):
+    with _lock:
+        if id(sys.stdout) not in _users:
+            restore = ExitStack()
+            restore.enter_context(_printing_where_it_is_seen())
+            _users[id(sys.stdout)] = _Users(restore)
+        stream = sys.stdout  # lives as long as its id is known
+        users = _users[id(stream)]
+        users.number += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            users.number -= 1
+            if users.number == 0:
+                del _users[id(stream)]
+                users.restore.close()
+
+
+@contextmanager
+def _printing_where_it_is_seen() -> Iterator[None]:
+    if sys.stdout is None:
         yield
     elif _names_ranks():
         # The command names the rank in all that it prints, not only in what it prints in here.
