@@ -1,12 +1,13 @@
-"""Makes Keras quicker to import in the processes that tests start: a third of the time is spared.
+"""Makes Keras quicker to import in the processes that tests start: it takes less than 60 % as long.
 
 Keras imports scikit-learn, pandas and Matplotlib wherever they are installed, for what few scripts
 use. With this folder on the PYTHONPATH it finds none of them, as where only Tarantella is
-installed. A script that imports them itself gets them.
+installed. A script that imports them itself gets them. Garbage is collected less often.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import sys
 
@@ -29,4 +30,5 @@ def _importer() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+gc.set_threshold(10_000)
 sys.meta_path.insert(0, _NotForKeras())
