@@ -21,8 +21,20 @@ def _weights() -> np.ndarray:
     return np.random.default_rng(3).uniform(0.1, 2.0, size=13)
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+# Without weights these are the same as `sum_over_batch_size`.
+MEANS = ("mean", "mean_with_sample_weight")
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted"),
+    [
+        *((reduction, True) for reduction in REDUCTIONS),
+        *(
+            pytest.param(name, False, marks=pytest.mark.long) if name in MEANS else (name, False)
+            for name in REDUCTIONS
+        ),
+    ],
+)
 def test_reduction(reduction: str, weighted: bool) -> None:
     x, y = classification_data()
     data = (x, y, _weights()) if weighted else (x, y)

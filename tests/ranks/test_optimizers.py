@@ -21,7 +21,7 @@ ALL = sorted(
 )
 
 # These change each weight by its own gradients alone, as Adam and SGD do.
-ALIKE = ("Adadelta", "Adagrad", "AdamW", "Adamax", "Lion", "Nadam", "RMSprop")
+ALIKE = ("Adadelta", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop")
 
 VARIANTS: dict[str, Callable[[], Any]] = {
     "clipnorm": lambda: keras.optimizers.Adam(0.05, clipnorm=0.01),
@@ -43,6 +43,11 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
 }
 
+
+# These, too, change each weight by itself: one of them stands for all.
+VARIANTS_ALIKE = (
+    "clipvalue", "ema_overwrite", "loss_scale_factor", "momentum", "schedule", "weight_decay",
+)  # fmt: skip
 
 # Not in all versions of Keras that we support.
 if hasattr(keras.optimizers, "MultiOptimizer"):
@@ -75,6 +80,12 @@ def test_optimizer_gives_the_serial_result(name: str) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in VARIANTS_ALIKE else name
+        for name in VARIANTS
+    ],
+)
 def test_optimizer_option_gives_the_serial_result(name: str) -> None:
     _train_with(VARIANTS[name])

@@ -167,7 +167,7 @@ def make_model(wrap: Any = tnt.Model, dropout: float = 0.3, **options: Any) -> A
 
 
 def small_model() -> Any:
-    """For tests of callbacks and files: its layers have no state, and are quickly traced."""
+    """For tests of data, callbacks and files: its layers have no state, and are quickly traced."""
     model = tnt.Model(
         keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
     )
@@ -221,7 +221,7 @@ def assert_goes_on(
 
 @pytest.mark.parametrize("data", KINDS)
 def test_kinds_of_data(data: Callable[[], dict[str, Any]], shared_tmp_path: Path) -> None:
-    assert_goes_on(shared_tmp_path, data, [(1, 3)], validation_data=(X, Y))
+    assert_goes_on(shared_tmp_path, data, [(1, 3)], make=small_model, validation_data=(X, Y))
 
 
 @pytest.mark.ranks(1, 3)
