@@ -20,9 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest"]
-# Many tests wait, for a limit to pass or for another rank: two lots more than there are cores leave
-# none of the cores idle. Each lot can have three ranks in memory: no more than four lots.
-AT_A_TIME = min((os.cpu_count() or 1) + 2, 4)
+# Many tests wait, for a limit to pass or for another rank: one lot more than there are cores
+# leaves none of the cores idle; with more, they get in each other's way. Each lot can have three
+# ranks in memory: no more than three lots.
+AT_A_TIME = min((os.cpu_count() or 1) + 1, 3)
 
 
 @dataclass(frozen=True)

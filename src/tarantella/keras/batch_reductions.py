@@ -138,7 +138,7 @@ class BatchGraph:
         """Whether the first axis of a tensor is that of the samples, as far as shapes tell."""
         if not tensor.shape.rank or not self._is_size_of_rows(tensor.shape[0]):
             return False
-        if tensor.shape[0] is None or _is_eager(tensor) or not tensor.op.inputs:
+        if tensor.shape[0] is None or is_eager(tensor) or not tensor.op.inputs:
             return True
         # That two sizes are equal may be by chance: it has to be computed from something batched.
         sizes = [size for argument in tensor.op.inputs for size in _sizes(argument)]
@@ -152,11 +152,11 @@ class BatchGraph:
 
     def is_fixed(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known to be the same on all ranks."""
-        return not _is_eager(tensor) and not self._depends_on_samples(tensor)
+        return not is_eager(tensor) and not self._depends_on_samples(tensor)
 
     def _noted(self, tensor: tf.Tensor) -> dict[int, Leaf]:
         """What is noted of tensors of the same graph; kept with it, as others may call it."""
-        if _is_eager(tensor):
+        if is_eager(tensor):
             return self._noted_eagerly
         if not hasattr(tensor.graph, "_tnt_noted"):
             tensor.graph._tnt_noted = {}
@@ -277,7 +277,7 @@ def _static_value(value: Any) -> Any:
     if not isinstance(value, tf.Tensor):
         return value
     static = tf.get_static_value(value)
-    if static is not None or _is_eager(value):
+    if static is not None or is_eager(value):
         return static
     if value.op.type in ("Cast", "Identity"):
         return _static_value(value.op.inputs[0])
@@ -306,8 +306,9 @@ def _is_opaque(operation: tf.Operation) -> bool:
     return _is_argument(operation) or operation.op_def.is_stateful or has_functions
 
 
-def _is_eager(tensor: Any) -> bool:
-    return isinstance(tensor, tf.__internal__.EagerTensor)
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has its value already, and no graph shows where that comes from."""
+    return isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor)
 
 
 def _is_argument(operation: tf.Operation) -> bool:
@@ -359,7 +360,7 @@ class _Search:
             return []
         if _is_argument(operation):
             outer = _captured(tensor)
-            return [] if outer is None or _is_eager(outer) else [outer]
+            return [] if outer is None or is_eager(outer) else [outer]
         if operation.type in CALLS and (graph := called_graph(operation)) is not None:
             return arguments_for(operation, graph, graph.outputs[tensor.value_index])
         return list(operation.inputs)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.keras.advice import Advice
-from tarantella.keras.batch_reductions import BatchGraph, Formula, Leaf, Reduction
+from tarantella.keras.batch_reductions import BatchGraph, Formula, Leaf, Reduction, is_eager
 from tarantella.keras.step_share import StepShare
 
 Term = tuple[tf.Tensor, tf.Tensor]
@@ -125,7 +125,7 @@ class GlobalNumbers:
             return known, None
         if number.shape.rank and self._graph.is_batched(number):
             return Reduction.SUM, None
-        if isinstance(number, tf.__internal__.EagerTensor):
+        if is_eager(number):
             if is_own_loss:
                 self._advice.number_of_eager_step()
             return Reduction.MEAN, None
