@@ -2,9 +2,9 @@
 
 Each host has its own name, network, processes, /dev/shm, /tmp and /run, and shares all other files
 with the others, as hosts of a cluster share a file system; shells there read no ~/.bashrc, which
-may print or take long. Nothing outside the namespaces changes,
-and they disappear with the process that created them, however it ends. It needs root, and Debian's
-packages openssh-server, openssh-client, iproute2, procps and util-linux.
+may print or take long. Nothing outside the namespaces changes, and they disappear with the process
+that created them, however it ends. It needs root, and Debian's packages openssh-server,
+openssh-client, iproute2, procps and util-linux.
 
     python tests/cluster/testbed.py 3
 

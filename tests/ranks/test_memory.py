@@ -67,7 +67,7 @@ def _as_generator() -> dict[str, Any]:
 def test_no_functions_pile_up_from_call_to_call(make: Callable[[], dict[str, Any]]) -> None:
     model = _model()
     kept = []
-    for _ in range(3):
+    for _ in range(4):
         model.fit(**make(), validation_data=(np.ones((8, 4)), np.ones((8, 1))), verbose=0)
         model.evaluate(**make(), verbose=0)
         model.predict(np.ones((8, 4)), verbose=0)

@@ -44,7 +44,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
 }
 
 
-# These, too, change each weight by itself: one of them stands for all.
+# These, too, change each weight by itself, as plain Adam and SGD do.
 VARIANTS_ALIKE = (
     "clipvalue", "ema_overwrite", "loss_scale_factor", "momentum", "schedule", "weight_decay",
 )  # fmt: skip
