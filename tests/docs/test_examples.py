@@ -124,13 +124,13 @@ def test_lenet5_explains_a_bad_option(
 
 
 def test_loop_of_its_own_learns(example: Shell) -> None:
-    output = example("tarantella -n 2 --no-gpu -- examples/own_training_loop.py --epochs=5")
+    output = example("tarantella -n 2 --no-gpu -- examples/custom_training_loop.py --epochs=5")
     [accuracy] = re.findall(r"test accuracy: ([\d.]+)%", output)
     assert float(accuracy) > 85
 
 
 def test_callback_on_the_master_rank_reports(example: Shell, tmp_path: Path) -> None:
-    example("tarantella -n 2 --no-gpu -- examples/own_callback.py --report=confusions.csv")
+    example("tarantella -n 2 --no-gpu -- examples/custom_callback.py --report=confusions.csv")
     head, *rows = (tmp_path / "confusions.csv").read_text().splitlines()
     assert head == "epoch,loss,accuracy,digit,taken for,times"
     assert [int(row.split(",")[0]) for row in rows] == list(range(1, 11))

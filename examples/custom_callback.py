@@ -1,6 +1,6 @@
 """A custom callback that writes a file, and so runs on the master rank only.
 
-    tarantella -n 2 --no-gpu -- own_callback.py --report=confusions.csv
+    tarantella -n 2 --no-gpu -- custom_callback.py --report=confusions.csv
 
 After each epoch, the callback records which digits the model confuses. It predicts with the
 plain Keras model that the `tnt.Model` was made from: both share their weights, and the plain one

@@ -1,4 +1,4 @@
-"""`make test` runs the lots of tests, says what each took, and fails if one of them does."""
+"""`make test` runs the tests in shards, lists the time of each, and fails if one of them fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# In place of pytest: takes the exit status, and prints a last line.
+# Instead of pytest: takes the exit status, and prints a last line.
 PYTEST = [sys.executable, "-c", "import sys; print('== 3 passed in 1s =='); exit(int(sys.argv[1]))"]
 
 
@@ -27,28 +27,28 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("statuses", "expected"), [("000", 0), ("010", 1), ("005", 1)])
-def test_one_lot_that_fails_is_a_failure(
+def test_one_shard_that_fails_is_a_failure(
     statuses: str,
     expected: int,
     run: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lots = [run.Lot(f"lot {number}", (status,)) for number, status in enumerate(statuses)]
-    monkeypatch.setattr(run, "lots", lambda: lots)
+    shards = [run.Shard(f"shard {number}", (status,)) for number, status in enumerate(statuses)]
+    monkeypatch.setattr(run, "shards", lambda: shards)
     assert run.main([]) == expected
     output = capsys.readouterr().out
     assert output.count("== 3 passed in 1s ==") == 3
-    failed = [f"lot {number}" for number, status in enumerate(statuses) if status != "0"]
-    for lot in lots:
-        (row,) = [line.split() for line in output.splitlines() if line.startswith(f"{lot.name} ")]
+    failed = [f"shard {number}" for number, status in enumerate(statuses) if status != "0"]
+    for shard in shards:
+        (row,) = [line.split() for line in output.splitlines() if line.startswith(f"{shard.name} ")]
         assert row[2] == "3"
-        assert row[-1] == ("FAILED" if lot.name in failed else "passed")
+        assert row[-1] == ("FAILED" if shard.name in failed else "passed")
     assert (f"FAILED: {', '.join(failed)}. " in output) == bool(failed)
 
 
-def test_every_file_of_tests_on_two_ranks_is_in_one_lot(run: Any) -> None:
-    chosen = [name for lot in run.lots() for name in lot.selection if name.endswith(".py")]
+def test_every_file_of_tests_on_two_ranks_is_in_one_shard(run: Any) -> None:
+    chosen = [name for shard in run.shards() for name in shard.selection if name.endswith(".py")]
     files = Path(__file__).parents[1].glob("ranks/test_*.py")
     assert sorted(Path(name).name for name in chosen) == sorted(path.name for path in files)
 

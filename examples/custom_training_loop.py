@@ -1,6 +1,6 @@
 """A training loop without `fit`, on as many ranks as you like.
 
-    tarantella -n 2 --no-gpu -- own_training_loop.py --epochs=10
+    tarantella -n 2 --no-gpu -- custom_training_loop.py --epochs=10
 
 The loop is that of one process, except for three lines, which hand the model, the optimizer and
 the dataset to Tarantella. Each rank then gets its micro-batch of every global batch, and the

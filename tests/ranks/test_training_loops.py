@@ -1,4 +1,4 @@
-"""A training loop of the user's own gives on several ranks what it gives in one process."""
+"""A custom training loop gives on several ranks what it gives in one process."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_it_is_the_optimizer_it_was_made_from() -> None:
     assert isinstance(tnt.keras.optimizers.Optimizer("adam"), keras.optimizers.Adam)
 
 
-@keras.saving.register_keras_serializable("own_loops")
+@keras.saving.register_keras_serializable("custom_loops")
 class OwnOptimizer(keras.optimizers.SGD):
     pass
 
