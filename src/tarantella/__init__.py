@@ -104,5 +104,5 @@ if not launcher.is_command():
 devices.configure()
 imports.when_imported("tensorflow", lambda: import_module("tarantella.graph.tensors").install())
 if get_size() > 1:
-    ending.before_end(lambda: import_module("tarantella.comm.master_done").settle())
+    ending.before_end(lambda: import_module("tarantella.comm.master_done").drain())
     imports.when_imported("keras", lambda: import_module("tarantella.keras.shared_files").install())

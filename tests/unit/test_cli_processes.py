@@ -11,7 +11,7 @@ from tarantella.cli.processes import (
     of_run,
     of_script,
     own_processes,
-    to_be_asked,
+    to_signal,
 )
 from tarantella.launch.process_identity import identity
 
@@ -27,7 +27,7 @@ def test_commands_are_asked_and_who_has_none() -> None:
         Process(22, 21, elsewhere),
         Process(31, 30, {"PMI_RANK": "0"}),
     ]
-    assert to_be_asked(found) == [10, 21, 31]
+    assert to_signal(found) == [10, 21, 31]
 
 
 def test_processes_are_known_by_their_environment() -> None:

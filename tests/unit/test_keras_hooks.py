@@ -124,9 +124,9 @@ def test_installing_twice_wraps_once() -> None:
     before = definitions()
     hooks.install()
     assert all(one is other for one, other in zip(before, definitions(), strict=True))
-    plain = hooks.plain(keras.metrics.Mean.update_state)
+    plain = hooks.unhooked(keras.metrics.Mean.update_state)
     assert plain is not keras.metrics.Mean.update_state
-    assert hooks.plain(plain) is plain
+    assert hooks.unhooked(plain) is plain
     assert not hasattr(plain, "__wrapped__")
 
 
@@ -238,9 +238,9 @@ def without_hooks() -> Iterator[None]:
             for owner in hooks._owners(row):
                 definition = vars(owner)[row.name]
                 if isinstance(definition, staticmethod):
-                    definition = staticmethod(hooks.plain(definition.__func__))
+                    definition = staticmethod(hooks.unhooked(definition.__func__))
                 elif not isinstance(definition, hooks._HookedDescriptor):
-                    definition = hooks.plain(definition)
+                    definition = hooks.unhooked(definition)
                 patch.setattr(owner, row.name, definition)
         yield
 

@@ -13,7 +13,7 @@ import pytest
 
 from tarantella.cli.rank_prefix import RankPrefix
 from tarantella.launch import entry
-from tarantella.launch.isolation import is_cut_off
+from tarantella.launch.lost_connection import is_cut_off
 from tarantella.launch.output_tail import OutputTail
 from tarantella.runtime.announce import PRINTED, Announcement, announce, parse, prints
 

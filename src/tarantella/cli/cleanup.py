@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from tarantella.cli.check import explain
+from tarantella.cli.host_cleanup import HOST_CLEANUP
 from tarantella.cli.mpiexec_command import script_path
 from tarantella.cli.options import Options
 from tarantella.cli.remote import Answer, ask_all
 from tarantella.cli.schedulers import Allocation
-from tarantella.cli.sweep import SWEEP
 from tarantella.errors import InputError
 from tarantella.runtime import times
 
@@ -26,9 +26,9 @@ def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
     script = script_path(options)
     question = {"script": script, "action": "count", "seconds": _DAY}
     # All are counted before the first is ended: a run ends on all hosts at once.
-    before = ask_all(allocation, SWEEP, question, seconds)
+    before = ask_all(allocation, HOST_CLEANUP, question, seconds)
     question["action"] = "kill" if options.force else "ask"
-    after = ask_all(allocation, SWEEP, question, seconds + int(times.TIME_TO_CLEAN_UP))
+    after = ask_all(allocation, HOST_CLEANUP, question, seconds + int(times.TIME_TO_CLEAN_UP))
     for host in allocation.hosts:
         line = _line(host, before[host], after[host], script, seconds, allocation.name)
         print(f"tarantella: {line}", file=sys.stderr)

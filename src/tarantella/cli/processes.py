@@ -94,9 +94,9 @@ def of_script(script: str) -> list[Process]:
     return list(found.values())
 
 
-def to_be_asked(processes: Sequence[Process]) -> list[int]:
-    """The processes to ask if these should end: the commands that started them, if they run on
-    this machine, and otherwise those that none of the others has started.
+def to_signal(processes: Sequence[Process]) -> list[int]:
+    """Where to send a signal so that these end: to the commands that started them, if these run on
+    this machine; otherwise to those that none of the others has started.
     """
     named = {process.variables.get(COMMAND, "") for process in processes}
     pids = {process.pid for process in processes}
@@ -105,7 +105,7 @@ def to_be_asked(processes: Sequence[Process]) -> list[int]:
     return sorted(commands | roots)
 
 
-def end(pids: Iterable[int], number: int) -> None:
+def send_signal(pids: Iterable[int], number: int) -> None:
     """Send a signal to processes that may be gone."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -116,7 +116,7 @@ def kill_until_gone(find: Callable[[], list[Process]]) -> None:
     """Kill processes, and those that they still start, and wait until they are gone."""
     deadline = time.monotonic() + times.TIME_TO_BE_KILLED
     while (found := find()) and time.monotonic() < deadline:
-        end((process.pid for process in found), signal.SIGKILL)
+        send_signal((process.pid for process in found), signal.SIGKILL)
         time.sleep(times.LOOK_AT_KILLED)
 
 

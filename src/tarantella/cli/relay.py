@@ -105,8 +105,8 @@ class OutputRelay:
                     self._selector.unregister(key.fileobj)
             if not ready:
                 self._show_held()
-            self._look_at_clock()
-            self._end_what_must_end()
+            self._check_clock()
+            self._end_processes()
             if self._time_is_up() and (self._stopping or not ready):
                 break
         self._show_held()
@@ -115,7 +115,7 @@ class OutputRelay:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(times.TIME_FOR_WORKERS_TO_END)
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Tell the outcome of what has not happened for too long."""
         now = time.monotonic()
         gap = now - self._looked
@@ -148,7 +148,7 @@ class OutputRelay:
     def _time_is_up(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
-    def _end_what_must_end(self) -> None:
+    def _end_processes(self) -> None:
         """End mpiexec or what ranks leave behind, depending on how far they have come."""
         now = time.monotonic()
         for news in self._outcome.output_of_failed_rank():

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tarantella.cli import console, processes
+from tarantella.cli.host_cleanup import HOST_CLEANUP
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.relay import OutputRelay
@@ -19,7 +20,6 @@ from tarantella.cli.remote import ask_all, send_to_group
 from tarantella.cli.schedulers import Allocation
 from tarantella.cli.signals import Stopped, StopSignals
 from tarantella.cli.stalls import Stalls
-from tarantella.cli.sweep import SWEEP
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.supervisor import die_with
 from tarantella.runtime import times
@@ -76,7 +76,7 @@ def run(
         _kill(process, identity.run_id)
         failure = outcome.end(process.wait())
         if command.allocation is not None or status is not None or failure is not None:
-            _sweep(command.allocation, identity, outcome.launchers)
+            _clean_up_hosts(command.allocation, identity, outcome.launchers)
     if status is not None:
         return status
     if failure is None:
@@ -123,7 +123,7 @@ def _kill(process: subprocess.Popen[bytes], run_id: str) -> None:
     process.wait()
 
 
-def _sweep(
+def _clean_up_hosts(
     allocation: Allocation | None, identity: RunIdentity, launchers: Mapping[str, list[str]]
 ) -> None:
     """Leave nothing behind on any host, neither files nor processes that ranks have started."""
@@ -137,7 +137,9 @@ def _sweep(
         "action": "kill",
         "seconds": age,
     }
-    for host, answer in ask_all(allocation, SWEEP, question, times.TIME_TO_SWEEP_HOSTS).items():
+    for host, answer in ask_all(
+        allocation, HOST_CLEANUP, question, times.TIME_TO_CLEAN_UP_HOSTS
+    ).items():
         if answer.content is None and not allocation.is_over(answer.errors):
             console.show(
                 f"host {host} could not be asked to end processes that may still run there: once "

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 # 8 MB on their way do better than 1 MB. An allreduce among many ranks takes more rounds, and larger
 # pieces.
 _PIECE_BYTES = 1 << 20
-_PIECES_ON_THEIR_WAY = 8
+_PIECES_IN_FLIGHT = 8
 
 
 class Message:
@@ -116,17 +116,17 @@ class BackgroundAllreduce:
     def _sum_all(self) -> None:
         """Sums the messages that wait, and those that are sent meanwhile."""
         requests = self._requests()
-        on_their_way: deque[tuple[Any, Callable[[], None] | None]] = deque()
+        in_flight: deque[tuple[Any, Callable[[], None] | None]] = deque()
         looks = pauses(times.LONGEST_PAUSE_FOR_GRADIENTS)
         while True:
-            while len(on_their_way) < _PIECES_ON_THEIR_WAY and (one := next(requests)) is not None:
-                on_their_way.append(one)
-            if not on_their_way:
+            while len(in_flight) < _PIECES_IN_FLIGHT and (one := next(requests)) is not None:
+                in_flight.append(one)
+            if not in_flight:
                 return
-            if not on_their_way[0][0].Test():
+            if not in_flight[0][0].Test():
                 next(looks)
                 continue
-            _, then = on_their_way.popleft()
+            _, then = in_flight.popleft()
             if then is not None:
                 then()
 

@@ -95,7 +95,7 @@ def report_failure(error: Exception) -> None:
         _reports().send(None, messages.packed_error(error))
 
 
-def settle() -> None:
+def drain() -> None:
     """Receives all that nobody has asked for: no message must be left when MPI ends.
 
     Every rank must call it, last of all.
@@ -103,7 +103,7 @@ def settle() -> None:
     if world.get_size() > 1:
         for communicators in all_communicators():
             _drop_unread(communicators["data"])  # of steps that were announced, and not taken
-            _reports_of(communicators).settle()
+            _reports_of(communicators).drain()
 
 
 class _Reports:
@@ -118,21 +118,21 @@ class _Reports:
         self._lock = threading.Lock()
         # On the master
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
-        self._says_when_it_goes_on = False
+        self._reports_next_barrier = False
         # On the others
         self._received: list[_Report] = []
         self._master_left = -1  # the time that the master has left last, as far as is known
 
     def send(self, subject: Subject | None, problem: bytes | None) -> None:
         with self._lock:
-            if subject is not None and not self._says_when_it_goes_on:
-                self._says_when_it_goes_on = True
-                waiting.before_next_barrier(self._communicator, self._say_that_master_goes_on)
+            if subject is not None and not self._reports_next_barrier:
+                self._reports_next_barrier = True
+                waiting.before_next_barrier(self._communicator, self._report_next_barrier)
             self._send(_Report(waiting.barrier_count(self._communicator), subject, problem))
 
-    def _say_that_master_goes_on(self) -> None:
+    def _report_next_barrier(self) -> None:
         with self._lock:
-            self._says_when_it_goes_on = False
+            self._reports_next_barrier = False
             self._send(_Report(waiting.barrier_count(self._communicator), None))
 
     def _send(self, report: _Report) -> None:
@@ -196,7 +196,7 @@ class _Reports:
         self._received.remove(exact[0])
         return exact[0]
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Receives all reports; every rank must call it."""
         if world.is_master_rank():
             with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.data.functions import called, node_scopes
+from tarantella.data.dataset_functions import called, node_scopes
 from tarantella.internals.tensorflow import captured, concrete, with_concrete
 
 ChangeSeeds = Callable[[int, int], tuple[int, int]]

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tarantella.data import dataset_state, pipeline, randomness, rebuild
+from tarantella.data.dataset_functions import PYTHON_NODES, generator_states, is_keras_seed, nodes
 from tarantella.data.function_seeds import NO_SEED, ORDERING_NODES, seeds, with_seeds
-from tarantella.data.functions import PYTHON_NODES, generator_states, is_keras_seed, nodes
 from tarantella.errors import InputError
 from tarantella.internals import tensorflow as internals
 from tarantella.internals.tensorflow import MissingNameError, concrete, functions, is_a, sources
@@ -130,7 +130,7 @@ def continues_across_passes(dataset: tf.data.Dataset) -> bool:
     return not names.isdisjoint(_ORDERS) and not names <= _PASS_ON
 
 
-def is_settled(dataset: tf.data.Dataset) -> bool:
+def has_fixed_order(dataset: tf.data.Dataset) -> bool:
     """Whether the elements have the same order in each pass."""
     return not any(
         (is_a(one, internals.SHUFFLE) and pipeline.reshuffles(one))

@@ -39,7 +39,7 @@ def operation_seeds_of_rank(seed: int, seed2: int, rank: int) -> tuple[int, int]
     return (seed + rank * _SEED_STRIDE) % 2**31 or 1, seed2
 
 
-def share() -> None:
+def broadcast_from_master() -> None:
     """Gives all ranks the state of the master's global random generators.
 
     A generator of batches, or a `PyDataset` that shuffles after each epoch, then draws the

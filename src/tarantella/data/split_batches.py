@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tarantella.data import dataset_state, micro_batch, order, pipeline, rebuild
 from tarantella.data.cut import Split, cut
-from tarantella.data.functions import for_any_batch_size, is_identity
+from tarantella.data.dataset_functions import for_any_batch_size, is_identity
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.rowwise import what_mixes_rows
 from tarantella.data.split_elements import PICKS, lift
@@ -206,7 +206,7 @@ class Splitter:
 
 def _holds_an_order(cache: tf.data.Dataset) -> bool:
     """Whether an earlier pass over a cache may have fixed the order of what is in it."""
-    if pipeline.file_of(cache) or order.is_settled(cache):
+    if pipeline.file_of(cache) or order.has_fixed_order(cache):
         return False
     return not dataset_state.can_be_written_out(cache) or dataset_state.is_filled(cache)
 

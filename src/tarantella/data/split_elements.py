@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tarantella.data import order, pipeline, rebuild
 from tarantella.data.cut import Change
-from tarantella.data.functions import changes_state, is_identity
+from tarantella.data.dataset_functions import changes_state, is_identity
 from tarantella.internals import tensorflow as internals
 from tarantella.internals.tensorflow import functions, is_a, parallel_calls, sources
 
@@ -60,7 +60,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Again:
+class Reapply:
     """A transformation that the tags do not affect, such as `prefetch`."""
 
     dataset: tf.data.Dataset
@@ -99,12 +99,12 @@ class Lifted:
         return replace(self, base=picked, shortened=False)
 
 
-def lift(dataset: tf.data.Dataset, settled: bool = True) -> Lifted:
+def lift(dataset: tf.data.Dataset, fixed_order: bool = True) -> Lifted:
     """Takes the one-to-one transformations off the end of a dataset of elements.
 
     Args:
         dataset: The dataset.
-        settled: Whether an element has the same position in its batch each time the dataset is
+        fixed_order: Whether an element has the same position in its batch each time the dataset is
             iterated; only then can this rank's elements be cached.
     """
     if is_a(dataset, internals.ZIP):
@@ -113,33 +113,33 @@ def lift(dataset: tf.data.Dataset, settled: bool = True) -> Lifted:
         (function,) = functions(dataset)
         stage = Map(function, parallel_calls(dataset))
         if is_identity(dataset):  # in all but the structure of the elements
-            lifted = _lift_source(dataset, settled)
+            lifted = _lift_source(dataset, fixed_order)
             return replace(lifted, stages=(*lifted.stages, stage))
         if changes_state(function):  # it counts samples, say, and must see them all
             return Lifted(dataset)
-        return _lift_source(dataset, settled).and_then(stage)
+        return _lift_source(dataset, fixed_order).and_then(stage)
     if is_a(dataset, *PICKS) and order.keeps_order(dataset):
-        lifted = _lift_source(dataset, settled=False)
+        lifted = _lift_source(dataset, fixed_order=False)
         if lifted.stages:
             return lifted.picked_by(dataset)
     elif is_a(dataset, internals.PREFETCH, internals.DENSE_TO_RAGGED) or (
         is_a(dataset, internals.CACHE)
         and not pipeline.file_of(dataset)
         # The first to iterate over it fixes the order for all, and may be someone else.
-        and settled
-        and order.is_settled(dataset)
+        and fixed_order
+        and order.has_fixed_order(dataset)
     ):
-        lifted = _lift_source(dataset, settled)
+        lifted = _lift_source(dataset, fixed_order)
         if lifted.stages:
-            return lifted.and_then(Again(dataset))
+            return lifted.and_then(Reapply(dataset))
     elif is_a(dataset, internals.OPTIONS):  # `split` takes over the options of all
-        return replace(_lift_source(dataset, settled), shortened=True)
+        return replace(_lift_source(dataset, fixed_order), shortened=True)
     return Lifted(dataset)
 
 
-def _lift_source(dataset: tf.data.Dataset, settled: bool) -> Lifted:
+def _lift_source(dataset: tf.data.Dataset, fixed_order: bool) -> Lifted:
     (source,) = sources(dataset)
-    return lift(source, settled)
+    return lift(source, fixed_order)
 
 
 def _lift_zip(dataset: tf.data.Dataset) -> Lifted:
@@ -147,7 +147,7 @@ def _lift_zip(dataset: tf.data.Dataset) -> Lifted:
     bases: list[tf.data.Dataset] = []
     stages: list[Stage] = []
     for index, member in enumerate(sources(dataset)):
-        lifted = lift(member, settled=False)
+        lifted = lift(member, fixed_order=False)
         maps = [stage for stage in lifted.stages if isinstance(stage, Map)]
         if len(maps) + _count_prefetches(lifted.stages) < len(lifted.stages):
             lifted, maps = Lifted(member), []
@@ -159,4 +159,4 @@ def _lift_zip(dataset: tf.data.Dataset) -> Lifted:
 
 
 def _count_prefetches(stages: Iterable[Stage]) -> int:
-    return sum(isinstance(s, Again) and is_a(s.dataset, internals.PREFETCH) for s in stages)
+    return sum(isinstance(s, Reapply) and is_a(s.dataset, internals.PREFETCH) for s in stages)

@@ -56,7 +56,7 @@ class RankDataAdapter(internals.DataAdapter):
         self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
-        if _goes_on(adapter, steps_per_epoch):
+        if _continues_across_epochs(adapter, steps_per_epoch):
             self._num_batches, self.steps_per_epoch = steps_per_epoch, None
         # Within a pass, each rank reads ahead, and draws random numbers, as far as it gets.
         between_passes = self.steps_per_epoch is None
@@ -98,7 +98,7 @@ class RankDataAdapter(internals.DataAdapter):
         if distribute:
             check_same(_kind(x), "the kind of data")
             if not internals.is_arrays(x):
-                randomness.share()  # before Keras has a look at the first batches
+                randomness.broadcast_from_master()  # before Keras has a look at the first batches
         with arguments.explained(x=x, y=y, sample_weight=sample_weight):
             adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
             if not distribute:
@@ -171,9 +171,9 @@ class RankDataAdapter(internals.DataAdapter):
         """Calls `tell` once, with the number of samples of all ranks in the next step."""
         self._steps.on_next_step(tell)
 
-    def begins_anew(self) -> bool:
+    def restarts_each_epoch(self) -> bool:
         """Whether the data of an epoch depend only on the number of epochs before."""
-        return begins_anew(self._adapter, self.steps_per_epoch)
+        return restarts_each_epoch(self._adapter, self.steps_per_epoch)
 
     @property
     def spec(self) -> Any:
@@ -201,16 +201,16 @@ class RankDataAdapter(internals.DataAdapter):
 
     def on_epoch_begin(self) -> None:
         if self._draws_alike:
-            randomness.share()
+            randomness.broadcast_from_master()
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         if self._draws_alike:
-            randomness.share()
+            randomness.broadcast_from_master()
         self._adapter.on_epoch_end()
 
 
-def begins_anew(adapter: Any, steps_per_epoch: int | None) -> bool:
+def restarts_each_epoch(adapter: Any, steps_per_epoch: int | None) -> bool:
     """Whether the data of an epoch depend only on the number of epochs before."""
     if steps_per_epoch or adapter.num_batches is None or internals.draws_in_python(adapter):
         return False
@@ -248,7 +248,7 @@ def _whole(dataset: tf.data.Dataset) -> Split:
     return cut(dataset, rank=0, size=1, fingerprinted=False)
 
 
-def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
+def _continues_across_epochs(adapter: Any, steps_per_epoch: int | None) -> bool:
     """Whether data from Python code continue from one epoch to the next, without an end."""
     python = internals.draws_in_python(adapter)
     return python and bool(steps_per_epoch) and adapter.num_batches is None
@@ -256,7 +256,7 @@ def _goes_on(adapter: Any, steps_per_epoch: int | None) -> bool:
 
 def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf.data.Dataset:
     """The batches of an adapter, one epoch in each pass."""
-    if steps_per_epoch is None or not _goes_on(adapter, steps_per_epoch):
+    if steps_per_epoch is None or not _continues_across_epochs(adapter, steps_per_epoch):
         return adapter.get_tf_dataset()
     with hooks.generators_read_with(lambda begin: Epochs(begin, steps_per_epoch, anew)):
         return adapter.get_tf_dataset()

@@ -34,7 +34,7 @@ class Reduction(Enum):
 
 
 @dataclass(frozen=True)
-class Leaf:
+class Operand:
     """A mean or sum over the samples that a number is a function of; or a fixed tensor.
 
     Attributes:
@@ -50,23 +50,25 @@ class Leaf:
 
 @dataclass
 class Formula:
-    """A number, as a function of leaves.
+    """A number, as a function of its operands.
 
     Attributes:
         number: The number.
         kind: What it is as a whole.
-        leaves: What it is computed from.
+        operands: What it is computed from.
         operations: The operations that compute it, in an order in which they can be run.
     """
 
     number: tf.Tensor
     kind: Reduction = Reduction.FIXED
-    leaves: list[Leaf] = field(default_factory=list)
+    operands: list[Operand] = field(default_factory=list)
     operations: list[tf.Operation] = field(default_factory=list)
 
     def computed_from(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The number for other values of the leaves."""
-        known = {id(leaf.tensor): value for leaf, value in zip(self.leaves, values, strict=True)}
+        """The number for other values of the operands."""
+        known = {
+            id(operand.tensor): value for operand, value in zip(self.operands, values, strict=True)
+        }
         graph = tf.compat.v1.get_default_graph()
         for operation in self.operations:
             copy = graph.create_op(
@@ -105,7 +107,7 @@ class BatchGraph:
     def __init__(self, samples: Sequence[tf.Tensor], even: bool = True) -> None:
         self._rows = {leaf.shape[0] for leaf in samples if leaf.shape.rank}
         self._even = even
-        self._noted_eagerly: dict[int, Leaf] = {}
+        self._noted_eagerly: dict[int, Operand] = {}
         self._depends_on_samples = depends_on_samples()
         self._is_selected = _Search(lambda tensor: tensor.op.type in _SELECTIONS).finds
 
@@ -127,12 +129,12 @@ class BatchGraph:
 
     def remember(self, tensor: tf.Tensor, kind: Reduction) -> None:
         """Notes what a tensor is, for formulas that contain it."""
-        self._noted(tensor)[id(tensor)] = Leaf(tensor, kind)
+        self._noted(tensor)[id(tensor)] = Operand(tensor, kind)
 
     def known_kind(self, tensor: tf.Tensor) -> Reduction | None:
         """What a tensor was noted to be."""
-        leaf = self._noted(tensor).get(id(tensor))
-        return None if leaf is None else leaf.kind
+        noted = self._noted(tensor).get(id(tensor))
+        return None if noted is None else noted.kind
 
     def is_batched(self, tensor: tf.Tensor) -> bool:
         """Whether the first axis of a tensor is that of the samples, as far as shapes tell."""
@@ -154,13 +156,13 @@ class BatchGraph:
         """Whether a tensor is known to be the same on all ranks."""
         return not is_eager(tensor) and not self._depends_on_samples(tensor)
 
-    def _noted(self, tensor: tf.Tensor) -> dict[int, Leaf]:
+    def _noted(self, tensor: tf.Tensor) -> dict[int, Operand]:
         """What is noted of tensors of the same graph; kept with it, as others may call it."""
         if is_eager(tensor):
             return self._noted_eagerly
         if not hasattr(tensor.graph, "_tnt_noted"):
             tensor.graph._tnt_noted = {}
-        noted: dict[int, Leaf] = tensor.graph._tnt_noted
+        noted: dict[int, Operand] = tensor.graph._tnt_noted
         return noted
 
     def _visit(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Reduction]) -> Reduction:
@@ -169,13 +171,13 @@ class BatchGraph:
         return seen[id(tensor)]
 
     def _kind(self, tensor: tf.Tensor, formula: Formula, seen: dict[int, Reduction]) -> Reduction:
-        leaf = self._leaf(tensor)
-        if leaf is not None:
-            formula.leaves.append(leaf)
-            return Reduction.OTHER if leaf.entries is not None else leaf.kind
+        found = self._operand(tensor)
+        if found is not None:
+            formula.operands.append(found)
+            return Reduction.OTHER if found.entries is not None else found.kind
         operation = tensor.op
         if operation.type in CALLS and (kind := self._kind_of_result(tensor)) is not None:
-            formula.leaves.append(Leaf(tensor, kind))
+            formula.operands.append(Operand(tensor, kind))
             return kind
         if self.is_batched(tensor) or _is_opaque(operation):
             raise _NotUnderstoodError
@@ -207,26 +209,26 @@ class BatchGraph:
         inner = None if graph is None else self.formula(graph.outputs[result.value_index])
         return inner.kind if inner is not None and inner.kind is not Reduction.OTHER else None
 
-    def _leaf(self, tensor: tf.Tensor) -> Leaf | None:
+    def _operand(self, tensor: tf.Tensor) -> Operand | None:
         if id(tensor) in self._noted(tensor):
             return self._noted(tensor)[id(tensor)]
         if self.is_fixed(tensor):
-            return Leaf(tensor, Reduction.FIXED)
+            return Operand(tensor, Reduction.FIXED)
         operation = tensor.op
         counted = _size_along_axis(operation)
         if counted is not None:
             whole, axis = counted
             if axis != 0 or not self.is_batched(whole):
-                return Leaf(tensor, Reduction.FIXED)
-            return Leaf(tensor, Reduction.SUM if self._is_selection(whole) else Reduction.ROWS)
+                return Operand(tensor, Reduction.FIXED)
+            return Operand(tensor, Reduction.SUM if self._is_selection(whole) else Reduction.ROWS)
         if operation.type in ("Sum", "Mean") and self._reduces_samples(operation):
             if operation.type == "Sum":
-                return Leaf(tensor, Reduction.SUM)
+                return Operand(tensor, Reduction.SUM)
             values = operation.inputs[0]
             if not self._is_selection(values):
-                return Leaf(tensor, Reduction.MEAN)
+                return Operand(tensor, Reduction.MEAN)
             entries = tf.size(values, tf.int64) / tf.size(tensor, tf.int64)
-            return Leaf(tensor, Reduction.MEAN, tf.cast(entries, tf.float64))
+            return Operand(tensor, Reduction.MEAN, tf.cast(entries, tf.float64))
         return None
 
     def _reduces_samples(self, reduction: tf.Operation) -> bool:

@@ -1,7 +1,7 @@
 """The callbacks of one `fit`, `evaluate` or `predict`, run in step with those of other ranks.
 
 All ranks run the same events. The logs are those of the global batch, so most callbacks decide
-alike. What a callback may do on one rank alone is settled between the ranks at the end of an
+alike. What a callback may do on one rank alone is synchronized between the ranks at the end of an
 event:
 
 - A request to stop on one rank stops all ranks, after the same step.
@@ -54,16 +54,16 @@ class WithOwnLogs:
         return call
 
 
-class Settling(keras.callbacks.Callback):
+class SynchronizeRanks(keras.callbacks.Callback):
     """Follows a callback that only the master rank runs: the other ranks wait here for it."""
 
     container: RankCallbacks
 
-    def _settle(self, *args: Any) -> None:
-        self.container.settle()
+    def _synchronize(self, *args: Any) -> None:
+        self.container.synchronize()
 
-    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = _settle
-    on_test_begin = on_test_end = on_predict_begin = on_predict_end = _settle
+    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = _synchronize
+    on_test_begin = on_test_end = on_predict_begin = on_predict_end = _synchronize
 
 
 class RankCallbacks(keras.callbacks.CallbackList):
@@ -96,7 +96,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         self._trains = False
         self._own_training_logs: dict[str, Any] | None = None
         for callback in callbacks:
-            if isinstance(callback, (WithOwnLogs, Settling)):
+            if isinstance(callback, (WithOwnLogs, SynchronizeRanks)):
                 callback.container = self
         self._has_own_logs = any(isinstance(callback, WithOwnLogs) for callback in callbacks)
         super().__init__(
@@ -187,7 +187,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             own.update(self._own_training_logs)
         return {name: own.get(name, value) for name, value in logs.items()}
 
-    # What the ranks settle at the end of an event
+    # What the ranks synchronize at the end of an event
 
     @contextmanager
     def _event(self, follows_master: bool = True) -> Iterator[None]:
@@ -198,8 +198,8 @@ class RankCallbacks(keras.callbacks.CallbackList):
             if error is self._shared_error or isinstance(error, MismatchError):
                 raise  # all ranks have it already
             master_done.report_failure(error)
-            self.settle(error, follows_master)
-        self.settle(follows_master=follows_master)
+            self.synchronize(error, follows_master)
+        self.synchronize(follows_master=follows_master)
 
     @contextmanager
     def _batch_event(self, event: str) -> Iterator[None]:
@@ -214,7 +214,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
         if event.endswith("begin"):
             end_phase("between steps", [])
 
-    def settle(self, problem: Exception | None = None, follows_master: bool = True) -> None:
+    def synchronize(self, problem: Exception | None = None, follows_master: bool = True) -> None:
         """Brings all ranks to the same state, or to the same error; every rank must call it.
 
         Args:

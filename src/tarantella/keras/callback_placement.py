@@ -10,7 +10,7 @@ import keras
 
 from tarantella.errors import InputError
 from tarantella.keras.callback_agreement import CommonCallbacks, agree, listed
-from tarantella.keras.callback_list import RankCallbacks, Settling, WithOwnLogs
+from tarantella.keras.callback_list import RankCallbacks, SynchronizeRanks, WithOwnLogs
 from tarantella.keras.callback_rules import (
     aggregates_logs,
     master_decides,
@@ -88,7 +88,7 @@ def _run_here(
     if everywhere or world.is_master_rank():
         yield callback if aggregates_logs(callback) else WithOwnLogs(callback)
     if not everywhere and common.alike:
-        yield Settling()
+        yield SynchronizeRanks()
 
 
 def _refuse_own_logs(callback: Any) -> None:

@@ -86,10 +86,10 @@ class DistributedDataset:
         self.micro_batch_size = micro_batch_size
         self._counts = (1, world.get_size())
         if not self._is_plain:
-            _ = self.feed  # errors in the dataset are reported here, not in the loop
+            _ = self._adapter  # errors in the dataset are reported here, not in the loop
 
     @cached_property
-    def feed(self) -> RankDataAdapter:
+    def _adapter(self) -> RankDataAdapter:
         """The micro-batches, as `fit` takes them."""
         if self.micro_batch_size is None:
             return RankDataAdapter.of(self.dataset)
@@ -103,14 +103,14 @@ class DistributedDataset:
     @property
     def element_spec(self) -> Any:
         """The structure of this rank's elements, made of `tf.TypeSpec` objects."""
-        return self.dataset.element_spec if self._is_plain else self.feed.spec
+        return self.dataset.element_spec if self._is_plain else self._adapter.spec
 
     def cardinality(self) -> int:
         """The number of batches, or `tf.data.INFINITE_CARDINALITY`, `UNKNOWN_CARDINALITY`."""
         if self._is_plain:
             return int(self.dataset.cardinality())
-        if self.feed.num_batches is not None:
-            return int(self.feed.num_batches)
+        if self._adapter.num_batches is not None:
+            return int(self._adapter.num_batches)
         known = self.dataset.cardinality() if isinstance(self.dataset, tf.data.Dataset) else None
         infinite = tf.data.INFINITE_CARDINALITY
         return int(infinite if known == infinite else tf.data.UNKNOWN_CARDINALITY)
@@ -132,9 +132,9 @@ class DistributedDataset:
 
     def _iterate(self) -> Iterator[Any]:
         with share.loop() as outer:
-            self.feed.on_epoch_begin()
+            self._adapter.on_epoch_begin()
             try:
-                for micro_batch in self.feed.get_tf_dataset():
+                for micro_batch in self._adapter.get_tf_dataset():
                     self._counts = (int(micro_batch.count), int(micro_batch.total))
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)
@@ -143,7 +143,7 @@ class DistributedDataset:
                 # a loop that is left before its end.
                 share.set_current(*outer)
             finally:
-                self.feed.on_epoch_end()
+                self._adapter.on_epoch_end()
 
     @property
     def _is_plain(self) -> bool:

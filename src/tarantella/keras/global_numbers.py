@@ -16,7 +16,7 @@ import tensorflow as tf
 from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.keras.advice import Advice
-from tarantella.keras.batch_reductions import BatchGraph, Formula, Leaf, Reduction, is_eager
+from tarantella.keras.batch_reductions import BatchGraph, Formula, Operand, Reduction, is_eager
 from tarantella.keras.step_share import StepShare
 
 Term = tuple[tf.Tensor, tf.Tensor]
@@ -141,39 +141,39 @@ class GlobalNumbers:
         Each term is a tensor of this rank and the factor with which a change of it changes the
         value, divided by the share of this rank.
         """
-        leaves = formula.leaves
-        combined = [leaf for leaf in leaves if leaf.kind is not Reduction.FIXED]
-        weights = [self._weight(leaf) for leaf in combined]
+        operands = formula.operands
+        combined = [operand for operand in operands if operand.kind is not Reduction.FIXED]
+        weights = [self._weight(operand) for operand in combined]
         own = [
-            tf.math.multiply_no_nan(tf.cast(leaf.tensor, tf.float64), weight)
-            for leaf, weight in zip(combined, weights, strict=True)
+            tf.math.multiply_no_nan(tf.cast(operand.tensor, tf.float64), weight)
+            for operand, weight in zip(combined, weights, strict=True)
         ]
         sums = self.sums_over_ranks([*own, *weights])
         of_all = {}
         factors = {}
-        for leaf, weight, total, all_weights in zip(
+        for operand, weight, total, all_weights in zip(
             combined, weights, sums[: len(own)], sums[len(own) :], strict=True
         ):
-            divisor = all_weights if leaf.kind is Reduction.MEAN else tf.ones_like(all_weights)
-            of_all[id(leaf)] = tf.cast(total / divisor, leaf.tensor.dtype)
-            factors[id(leaf)] = tf.math.divide_no_nan(weight, divisor * self._share.value())
-        values = [of_all.get(id(leaf), leaf.tensor) for leaf in leaves]
+            divisor = all_weights if operand.kind is Reduction.MEAN else tf.ones_like(all_weights)
+            of_all[id(operand)] = tf.cast(total / divisor, operand.tensor.dtype)
+            factors[id(operand)] = tf.math.divide_no_nan(weight, divisor * self._share.value())
+        values = [of_all.get(id(operand), operand.tensor) for operand in operands]
         value = formula.computed_from(values)
         terms = []
-        for leaf, slope in zip(leaves, tf.gradients(value, values), strict=True):
+        for operand, slope in zip(operands, tf.gradients(value, values), strict=True):
             if slope is not None:
                 slope = tf.stop_gradient(tf.convert_to_tensor(slope))
-                factor = factors.get(id(leaf), tf.ones((), tf.float64))
-                terms.append((leaf.tensor, slope * tf.cast(factor, slope.dtype)))
+                factor = factors.get(id(operand), tf.ones((), tf.float64))
+                terms.append((operand.tensor, slope * tf.cast(factor, slope.dtype)))
         return value, terms
 
-    def _weight(self, leaf: Leaf) -> tf.Tensor:
+    def _weight(self, operand: Operand) -> tf.Tensor:
         """The weight of this rank's mean or sum in that of all ranks."""
-        if leaf.kind is not Reduction.MEAN:
+        if operand.kind is not Reduction.MEAN:
             return tf.cast(self._share.has_samples(), tf.float64)
-        if leaf.entries is None:
+        if operand.entries is None:
             return self._share.value()
-        return tf.where(self._share.has_samples(), leaf.entries, tf.zeros_like(leaf.entries))
+        return tf.where(self._share.has_samples(), operand.entries, tf.zeros_like(operand.entries))
 
 
 def is_float_tensor(value: Any) -> bool:

@@ -215,7 +215,7 @@ def handle_always(handlers: Mapping[Hook, Handler]) -> None:
     install(handlers)
 
 
-def plain(function: Any) -> Any:
+def unhooked(function: Any) -> Any:
     """A function without the hook around it, if there is one."""
     return function.__wrapped__ if function in _hooked else function
 

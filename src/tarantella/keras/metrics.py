@@ -194,7 +194,7 @@ def _values(results: Any) -> Any:
 def _records_numbers(update_state: Handler) -> bool:
     """Whether this is the method of Keras that records numbers which users may compute."""
     recording = (keras.metrics.Mean.update_state, keras.metrics.Sum.update_state)
-    return update_state in map(hooks.plain, recording)
+    return update_state in map(hooks.unhooked, recording)
 
 
 def _can_be_empty(micro_batch: MicroBatch) -> bool:

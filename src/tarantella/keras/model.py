@@ -27,7 +27,7 @@ from tarantella.keras import (
     saving,
     wrapping,
 )
-from tarantella.keras.adapter import RankDataAdapter, begins_anew, split_for_validation
+from tarantella.keras.adapter import RankDataAdapter, restarts_each_epoch, split_for_validation
 from tarantella.keras.backup_files import backup_callback
 from tarantella.keras.callback_agreement import listed
 from tarantella.keras.callback_list import RankCallbacks
@@ -37,7 +37,7 @@ from tarantella.keras.micro_batch_size import in_batches
 from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import world
 from tarantella.runtime.log import LOGGER
-from tarantella.runtime.output import rank_output, shown
+from tarantella.runtime.progress_output import progress_output, shown
 
 _ALL = frozenset({"train", "test"})
 
@@ -124,7 +124,7 @@ class Model(keras.Model):
     # Passes over data
 
     @with_communicators_of_thread
-    @rank_output()
+    @progress_output()
     def fit(
         self,
         x: Any = None,
@@ -274,7 +274,7 @@ class Model(keras.Model):
                 container,
                 backup_callback(listed(callbacks)),
                 container.common.save_freq,
-                adapter.begins_anew,
+                adapter.restarts_each_epoch,
                 initial_epoch,
                 lambda: master_weights.build(self, adapter.spec),
             ) as callbacks,
@@ -291,7 +291,7 @@ class Model(keras.Model):
             )
 
     @with_communicators_of_thread
-    @rank_output()
+    @progress_output()
     def evaluate(
         self,
         x: Any = None,
@@ -351,7 +351,7 @@ class Model(keras.Model):
             )
 
     @with_communicators_of_thread
-    @rank_output()
+    @progress_output()
     def predict(
         self,
         x: Any,
@@ -457,7 +457,7 @@ class Model(keras.Model):
             inner,
             callback,
             callback.save_freq,
-            lambda: begins_anew(adapter, steps),
+            lambda: restarts_each_epoch(adapter, steps),
             given["initial_epoch"],
             lambda: master_weights.build(self, adapter.get_tf_dataset().element_spec),
         ) as container:

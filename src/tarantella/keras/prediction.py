@@ -24,7 +24,7 @@ from tarantella.comm.block_exchange import OutgoingBlocks, exchange
 from tarantella.comm.waiting import barrier
 from tarantella.data.micro_batch import row_count, slice_rows
 from tarantella.errors import InputError, MismatchError
-from tarantella.keras.columns import Column, Dense, RowLayout, column_for
+from tarantella.keras.prediction_columns import Column, Dense, RowLayout, column_for
 from tarantella.runtime import world
 
 if TYPE_CHECKING:

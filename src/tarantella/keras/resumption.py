@@ -38,7 +38,7 @@ def backed_up(
     inner: keras.callbacks.CallbackList,
     callback: Any | None,
     save_freq: Any,
-    begins_anew: Callable[[], bool],
+    restarts_each_epoch: Callable[[], bool],
     initial_epoch: int,
     build: Callable[[], None],
 ) -> Iterator[keras.callbacks.CallbackList]:
@@ -49,7 +49,7 @@ def backed_up(
         inner: The callbacks that Keras would call.
         callback: The `BackupAndRestore` of this rank.
         save_freq: That of the master's `BackupAndRestore`; None if there is no backup.
-        begins_anew: Finds out whether the data of an epoch depend only on the number of epochs
+        restarts_each_epoch: Whether the data of an epoch depend only on the number of epochs
             before. It looks at every operation, so it is only called if there is a backup.
         initial_epoch: The number of the first epoch.
         build: Makes the variables of a model that has not seen data yet.
@@ -58,7 +58,9 @@ def backed_up(
         yield inner
         return
     backup = Backup(callback if world.is_master_rank() else None, model, build)
-    container = ResumingCallbacks(model, inner, backup, save_freq, begins_anew(), initial_epoch)
+    container = ResumingCallbacks(
+        model, inner, backup, save_freq, restarts_each_epoch(), initial_epoch
+    )
     try:
         with _sigterm_requests_end(model):
             yield container
@@ -98,7 +100,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         inner: The callbacks.
         backup: The backup.
         save_freq: "epoch", or the number of steps from one backup to the next.
-        begins_anew: Whether reading the first step of an epoch is enough to skip it.
+        restarts_each_epoch: Whether reading the first step of an epoch is enough to skip it.
         initial_epoch: The number of the first epoch.
     """
 
@@ -108,14 +110,14 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         inner: keras.callbacks.CallbackList,
         backup: Backup,
         save_freq: Any,
-        begins_anew: bool,
+        restarts_each_epoch: bool,
         initial_epoch: int,
     ) -> None:
         super().__init__([], model=model)
         self._inner = inner
         self._backup = backup
         self._save_freq = save_freq
-        self._begins_anew = begins_anew
+        self._restarts_each_epoch = restarts_each_epoch
         self._initial_epoch = initial_epoch
         self._epoch = 0
         self._done = 0  # steps of this epoch
@@ -254,7 +256,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
 
     def _skip_step(self, iterator: Any) -> dict[str, Any]:
         """Replaces the step that Keras runs, in an epoch that was trained to its end."""
-        if self._done == 0 or not self._begins_anew:
+        if self._done == 0 or not self._restarts_each_epoch:
             self._read(iterator)
         return {}
 

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tarantella.errors import InputError
-from tarantella.launch import binding, isolation, mpiexec_quoting
+from tarantella.launch import binding, lost_connection, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.process_identity import identity
 from tarantella.launch.rank_output import RankOutput
@@ -215,7 +215,7 @@ class _Program:
 
     def _show_life(self) -> None:
         announce(Announcement(ALIVE, self._rank, self._host, os.getpid()))
-        if isolation.is_cut_off(os.getppid()):
+        if lost_connection.is_cut_off(os.getppid()):
             # Nobody can tell us to end any more, and nobody waits for us.
             _clean_up_after(os.getppid(), time.monotonic() - self._started)
             self.was_asked_to_end = True

@@ -106,12 +106,12 @@ assert TIME_FROM_TERM_TO_KILL < TIME_FOR_RANKS_TO_END
 # Then come processes that outlive the ranks that started them, such as data workers,
 TIME_FOR_WORKERS_TO_END = 2.0
 # and what is left on other hosts, which are asked to kill it.
-TIME_TO_SWEEP_HOSTS = 4
-assert TIME_FOR_RANKS_TO_END + TIME_FOR_WORKERS_TO_END + TIME_TO_SWEEP_HOSTS <= TIME_TO_END_RUN
+TIME_TO_CLEAN_UP_HOSTS = 4
+assert TIME_FOR_RANKS_TO_END + TIME_FOR_WORKERS_TO_END + TIME_TO_CLEAN_UP_HOSTS <= TIME_TO_END_RUN
 # A killed process is gone at once, unless the kernel is busy with it.
 TIME_TO_BE_KILLED = 2.0
 LOOK_AT_KILLED = 0.02
-assert TIME_TO_BE_KILLED < TIME_TO_SWEEP_HOSTS
+assert TIME_TO_BE_KILLED < TIME_TO_CLEAN_UP_HOSTS
 # `--cleanup` asks the command of a run to end, which takes what such an end takes.
 TIME_TO_CLEAN_UP = TIME_TO_END_RUN
 LOOK_AT_CLEANUP = 0.05

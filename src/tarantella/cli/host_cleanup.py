@@ -17,14 +17,14 @@ from tarantella.cli.remote import answer
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.runtime import times
 
-SWEEP = "cli.sweep"  # the name of this module for `entry`
+HOST_CLEANUP = "cli.host_cleanup"  # the name of this module for `entry`
 
 
 def main(arguments: list[str]) -> int:
-    return answer(sweep)
+    return answer(clean_up_host)
 
 
-def sweep(question: dict[str, Any]) -> int:
+def clean_up_host(question: dict[str, Any]) -> int:
     """End the processes of a run, given by its `run_id` and its `launchers`, or its `script`.
 
     The `action` is "ask" to ask them to end, and give them some time, "kill", or "count". Files
@@ -45,7 +45,7 @@ def sweep(question: dict[str, Any]) -> int:
         processes.kill_until_gone(find)
     elif question["action"] == "ask":
         # The command of a run ends everything that it has started.
-        processes.end(processes.to_be_asked(found), signal.SIGTERM)
+        processes.send_signal(processes.to_signal(found), signal.SIGTERM)
         deadline = time.monotonic() + times.TIME_TO_CLEAN_UP
         while find() and time.monotonic() < deadline:
             time.sleep(times.LOOK_AT_CLEANUP)

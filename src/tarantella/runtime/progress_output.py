@@ -133,7 +133,7 @@ def _has_terminal() -> bool:
 
 
 class _Users:
-    """Those who are in `rank_output` with one stream as `sys.stdout`; it is restored by the last.
+    """The threads in `progress_output` with one stream as `sys.stdout`; the last one restores it.
 
     Args:
         restore: Undoes what was done for them.
@@ -149,7 +149,7 @@ _users: dict[int, _Users] = {}  # by the id of the stream
 
 
 @contextmanager
-def rank_output() -> Iterator[None]:
+def progress_output() -> Iterator[None]:
     """Shows what is printed inside only where it should be seen.
 
     The master rank, and a serial run, print and warn as usual. Other ranks are silent; with

@@ -10,9 +10,10 @@ from contextlib import ExitStack, redirect_stdout
 import keras
 import pytest
 
-from tarantella.runtime import output, world
+from tarantella.runtime import progress_output as output
+from tarantella.runtime import world
 from tarantella.runtime.configuration import Configuration
-from tarantella.runtime.output import Lines, rank_output, shown
+from tarantella.runtime.progress_output import Lines, progress_output, shown
 
 
 def be(
@@ -34,7 +35,7 @@ def test_master_rank_prints_as_ever(
 ) -> None:
     be(monkeypatch, rank, size, terminal=True)
     before = sys.stdout
-    with rank_output():
+    with progress_output():
         assert sys.stdout is before
         print("seen")
     assert capsys.readouterr().out == "seen\n"
@@ -46,7 +47,7 @@ def test_without_a_terminal_there_are_lines_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, size: int
 ) -> None:
     be(monkeypatch, rank, size)
-    with rank_output():
+    with progress_output():
         print("at once", end="")
         assert capsys.readouterr().out == "at once"
         bar = keras.utils.Progbar(2)
@@ -64,9 +65,9 @@ def test_other_ranks_print_nothing_inside_only(
 ) -> None:
     be(monkeypatch, 1, 2)
     print("before")
-    with rank_output():
+    with progress_output():
         print("hidden \udcff")
-        with rank_output():
+        with progress_output():
             print("hidden")
         print("hidden")
     print("after")
@@ -78,9 +79,9 @@ def test_every_rank_marks_its_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     be(monkeypatch, 1, 2, everywhere=True)
-    with rank_output():
+    with progress_output():
         print("one")
-        with rank_output():
+        with progress_output():
             print("two\nthree")
         print("no end", end="")
         assert not sys.stdout.isatty()
@@ -98,8 +99,8 @@ def test_threads_share_the_output(
     be(monkeypatch, rank, 2)
     before, filters = sys.stdout, list(warnings.filters)
     first, second = ExitStack(), ExitStack()
-    first.enter_context(rank_output())
-    second.enter_context(rank_output())
+    first.enter_context(progress_output())
+    second.enter_context(progress_output())
     first.close()
     print("inside\rINSIDE")
     second.close()
@@ -111,8 +112,8 @@ def test_threads_share_the_output(
 
 def test_streams_of_the_user_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, 0, 2)
-    with rank_output(), redirect_stdout(io.StringIO()) as text:
-        with rank_output():
+    with progress_output(), redirect_stdout(io.StringIO()) as text:
+        with progress_output():
             print("10%\r20%")
         print("10%\r20%")
     assert text.getvalue() == "20%\n10%\r20%\n"
@@ -122,7 +123,7 @@ def test_output_is_back_after_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     be(monkeypatch, 1, 2)
-    with pytest.raises(ValueError, match="bad"), rank_output():
+    with pytest.raises(ValueError, match="bad"), progress_output():
         raise ValueError("bad")
     print("seen")
     assert capsys.readouterr().out == "seen\n"
