@@ -1,5 +1,5 @@
-# `make` lists the targets. All of them work in a virtual environment, which is made when it is
-# missing; PYTHON says from which Python, 3.10 to 3.13.
+# `make` lists the targets. All of them work in a virtual environment, which is created if it is
+# missing; PYTHON sets which Python it uses, 3.10 to 3.13.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 NEEDS := $(VENV)/.made pyproject.toml constraints.txt
 
-# pip asks nothing, and installs into the virtual environment whatever the user's settings are.
+# pip does not prompt, and installs into the virtual environment whatever the user's settings are.
 export PIP_NO_INPUT := 1
 export PIP_USER := 0
 # Many processes import the same modules: each is compiled once, also where this is set.
@@ -26,19 +26,19 @@ quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no da
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python tests/run.py $(ARGS)
 
-test-versions: $(VENV)/.made ## the quick start and tests with other TensorFlows and Kerases (ARGS=--help)
+test-versions: $(VENV)/.made ## run the quick start and tests with other versions of TensorFlow and Keras (ARGS=--help)
 	$(BIN)/python tests/versions/run.py $(ARGS)
 
-cluster: $(VENV)/.dev ## open a shell on a small cluster inside of this machine (ARGS=3: hosts)
+cluster: $(VENV)/.dev ## open a shell on a small simulated cluster on this machine (ARGS=3: three hosts)
 	$(BIN)/python tests/cluster/testbed.py $(ARGS)
 
-chaos: $(VENV)/.dev ## runs on two hosts, each with a fault at a random time (ARGS="--runs 100")
+chaos: $(VENV)/.dev ## train on two hosts, with a fault at a random time in each run (ARGS="--runs 100")
 	$(BIN)/python tests/cluster/chaos.py $(ARGS)
 
-endurance: $(VENV)/.dev ## 20,000 steps on three ranks: does anything grow?
+endurance: $(VENV)/.dev ## train 20,000 steps on three ranks, and check that nothing grows
 	$(BIN)/tarantella -n 3 --no-gpu -- tests/ranks/endurance.py $(ARGS)
 
-bench: $(VENV)/.bench ## install, and measure, on a machine that does nothing else (ARGS=--help)
+bench: $(VENV)/.bench ## install, and run the benchmarks, on an otherwise idle machine (ARGS=--help)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation, in docs/_build/html
@@ -69,11 +69,11 @@ $(VENV)/.docs: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,docs]'
 	@touch $@
 
-# Some systems ship Python's venv without its pip: then the pip of $(PYTHON) brings one in.
+# Some systems ship Python's venv without pip: then the pip of $(PYTHON) installs one.
 $(VENV)/.made: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "Tarantella needs Python 3.10 to 3.13, and $(PYTHON) is not one:" \
-	    "name another, as in  make PYTHON=python3.12 $(or $(MAKECMDGOALS),quickstart)"; exit 1; } >&2
+	  { echo "Tarantella needs Python 3.10 to 3.13, but $(PYTHON) is not one of these:" \
+	    "choose one, as in  make PYTHON=python3.12 $(or $(MAKECMDGOALS),quickstart)"; exit 1; } >&2
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
 	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && PYTHONPATH="$$($(PYTHON) -c \
 	    'import pathlib, pip; print(pathlib.Path(pip.__file__).parents[1])')" \
