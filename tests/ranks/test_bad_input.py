@@ -125,7 +125,7 @@ SAMPLES = "InputError: {} is {}; it must be a whole number of samples, 1 or more
 STEPS = "InputError: {} is {}; it must be a whole number of batches, 1 or more. Leave it out"
 COMPILE = "InputError: `{}` needs a compiled model: call `model.compile(optimizer=..., loss=...)`"
 CONTRADICTION = "InputError: tnt_micro_batch_size=3 contradicts the batch size 8: 2 ranks with 3"
-NOT_BATCHED = "InputError: The dataset is not in batches. Batch it with the global batch size"
+NOT_BATCHED = "InputError: The dataset is not batched. Batch it with the global batch size"
 NO_SAMPLES = "InputError: There are no samples in the data: `predict` needs at least one."
 DAMAGED = "InputError: The file '{}' cannot be loaded: {}"
 ANOTHER_COPY = "load another copy of it, or save the model again."

@@ -352,7 +352,7 @@ def test_number_that_no_mean_or_sum_shows_is_warned_of(caplog: pytest.LogCapture
     targets = np.tile(_weights()[:, np.newaxis], 3)
     model.fit(batches(classification_data()[0], targets), verbose=0)
     if tnt.is_master_rank():
-        assert caplog.text.count("taken as a mean over the samples") == 1
+        assert caplog.text.count("treated as a mean over the samples") == 1
 
 
 @pytest.mark.parametrize("loss", ["sum", "keras_sum_and_mean"])

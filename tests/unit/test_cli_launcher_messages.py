@@ -99,7 +99,11 @@ def test_abort_under_open_mpi() -> None:
 
 def test_rank_that_lost_another_is_not_the_cause() -> None:
     outcome = Outcome(2)
-    outcome.hear(Announcement(ENDED, 0, "node1", 1, status=14, cause="it lost another rank"))
+    outcome.hear(
+        Announcement(
+            ENDED, 0, "node1", 1, status=14, cause="it lost its connection to another rank"
+        )
+    )
     assert filtered(OPEN_MPI_LOST_PEER, outcome, 2) == ""
     assert outcome.failure is None
     outcome.hear(Announcement(ENDED, 1, "node2", 1, status=-9))
@@ -109,7 +113,11 @@ def test_rank_that_lost_another_is_not_the_cause() -> None:
 
 def test_rank_that_lost_another_is_the_cause_if_there_is_no_other() -> None:
     outcome = Outcome(1)
-    outcome.hear(Announcement(ENDED, 0, "node1", 1, status=14, cause="it lost another rank"))
+    outcome.hear(
+        Announcement(
+            ENDED, 0, "node1", 1, status=14, cause="it lost its connection to another rank"
+        )
+    )
     failure = outcome.end(14)
     assert failure is not None
     assert (failure.rank, failure.status) == (0, 14)

@@ -49,7 +49,7 @@ class Findings:
 
     Attributes:
         hosts: all of them, in order
-        reports: those that answered
+        reports: of those that can take part
         problems: for each host that cannot take part, a word for the table and what to do
     """
 
@@ -104,7 +104,7 @@ def find_placement(
     Args:
         allocation: the hosts
         counts: how many ranks there are on each
-        findings: what is known of them
+        findings: what is known about them
         wanted: the network interface that the user asks for
     """
     reports = findings.reports
@@ -130,7 +130,7 @@ def find_placement(
 
 
 def without_problems(findings: Findings) -> Findings:
-    """What was found of the hosts that can take part."""
+    """The findings about the hosts that can take part."""
     hosts = tuple(host for host in findings.hosts if host not in findings.problems)
     return Findings(hosts, {host: findings.reports[host] for host in hosts}, {})
 
@@ -145,7 +145,7 @@ def refuse(findings: Findings) -> None:
 
 
 def table(findings: Findings) -> str:
-    """What is known of all hosts, as lines of text."""
+    """What is known about all hosts, as lines of text."""
     rows: list[tuple[str, ...]] = [("host", "state", *_COLUMNS, "GPUs", "cores")]
     for name in findings.hosts:
         state = findings.problems.get(name, ("ok", ""))[0]
@@ -210,7 +210,7 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
             ("Host key verification failed",),
             "key unknown",
             f"is not trusted by ssh, because its key is new or has changed: run `ssh {name}` once "
-            "by hand, and answer its question.",
+            "by hand, check the key, and accept it.",
         ),
         (
             ("Permission denied", "Too many authentication failures"),
@@ -221,13 +221,13 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
         (
             ("can't open file",),
             "no Tarantella",
-            f"has no Tarantella for {python}: install it there in the same place, or in a folder "
+            f"has no Tarantella for {python}: install it there at the same path, or in a folder "
             "that all hosts share.",
         ),
         (
             (f"{sys.executable}: ", f"{sys.executable}'"),
             "no Python",
-            f"has no {python}: install the same Python environment there in the same place, or "
+            f"has no {python}: install the same Python environment there at the same path, or "
             "in a folder that all hosts share.",
         ),
     ):
@@ -249,7 +249,7 @@ def _report(name: str, content: dict[str, Any]) -> Report:
 
 
 def _missing(kind: str, path: str) -> tuple[str, str]:
-    share = "copy it to the same place there, or start from a folder that all hosts share."
+    share = "copy it to the same path there, or use a folder that all hosts share."
     if kind == "directory":
         return "no directory", f"does not have the working directory {path}: {share}"
     if kind == "script":

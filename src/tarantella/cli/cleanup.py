@@ -25,7 +25,7 @@ def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
         )
     script = script_path(options)
     question = {"script": script, "action": "count", "seconds": _DAY}
-    # All are counted before the first is ended: a run ends on all hosts at once.
+    # All are counted before the first is ended, because a run ends on all hosts at once.
     before = ask_all(allocation, HOST_CLEANUP, question, seconds)
     question["action"] = "kill" if options.force else "ask"
     after = ask_all(allocation, HOST_CLEANUP, question, seconds + int(times.TIME_TO_CLEAN_UP))

@@ -71,7 +71,7 @@ def host_from(description: dict[str, Any], name: str) -> Host:
 def find_sockets(
     usable: tuple[int, ...], system: Path = Path("/sys/devices/system")
 ) -> tuple[tuple[int, ...], ...]:
-    """The usable cores of each NUMA domain; a single domain where the system does not tell."""
+    """The usable cores of each NUMA domain; one domain if the system does not say."""
     order = {core: (_siblings(core, system)[0], core) for core in usable}
     domains: list[tuple[int, ...]] = []
     for node in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:])):

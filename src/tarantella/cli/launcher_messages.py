@@ -1,6 +1,6 @@
 """The messages of launchers and MPI libraries among what the ranks print.
 
-Some tell how a run has ended, which the command says better. The others are all we have if a run
+Some say how a run has ended, which the command says better. The others are all we have if a run
 does not even start, and only confuse once it ends.
 """
 
@@ -56,7 +56,7 @@ class LauncherMessages:
     """Takes such messages out of the output, and tells the outcome what they say.
 
     Args:
-        outcome: hears what they say
+        outcome: is told what they say
         hosts: the names that the library puts in front of its lines
         is_ending: whether the run is ending
     """
@@ -97,7 +97,7 @@ class LauncherMessages:
         if abort := _OPEN_MPI_ABORT.search(text):
             self._outcome.hear_abort(int(abort["rank"]), int(abort["code"]))
         # Hydra does not say which rank, and may name the host of another one that it has killed
-        # in consequence.
+        # as a result.
         if killed := _HYDRA_KILLED.search(text):
             self._outcome.hear_killed(None, _decode(killed["host"]), int(killed["signal"]))
         elif killed := _OPEN_MPI_KILLED.search(text):
@@ -118,12 +118,12 @@ class LauncherMessages:
     def _line(self, line: bytes) -> bytes:
         if b"no port to bind" in line:
             self._outcome.hear_hint(
-                "no port is free in the range that a variable like MPIEXEC_PORT_RANGE or "
-                "MPICH_PORT_RANGE names: widen it, or unset it"
+                "no port is free in the range set by a variable such as MPIEXEC_PORT_RANGE or "
+                "MPICH_PORT_RANGE: widen the range, or unset the variable"
             )
         elif b"check for firewalls" in line:
             self._outcome.hear_hint(
-                "a host cannot connect to this machine: look for a firewall between them"
+                "a host cannot connect to this machine: check for a firewall between them"
             )
         return b"" if self._banner_was_here or self._is_ending() else line
 

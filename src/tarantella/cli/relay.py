@@ -1,4 +1,4 @@
-"""Passes on what mpiexec and the ranks print, hears what they announce, and acts on it."""
+"""Passes on what mpiexec and the ranks print, reads their announcements, and acts on them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class OutputRelay:
 
     Args:
         process: mpiexec
-        outcome: hears what becomes of the ranks
-        run_id: the run's
+        outcome: is told what becomes of the ranks
+        run_id: identifies the run
         command: what mpiexec was started with
-        stalls: hears of ranks that wait
+        stalls: is told which ranks wait
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class OutputRelay:
             self._deadline = time.monotonic() + seconds
 
     def relay(self) -> None:
-        """Until mpiexec has ended and all output has been shown, or until time is up."""
+        """Runs until mpiexec has ended and all output has been shown, or until time is up."""
         while self._selector.get_map():
             ready = self._selector.select(self._timeout())
             for key, _ in ready:
@@ -116,7 +116,7 @@ class OutputRelay:
             self._process.wait(times.TIME_FOR_WORKERS_TO_END)
 
     def _check_clock(self) -> None:
-        """Tell the outcome of what has not happened for too long."""
+        """Tell the outcome what is overdue."""
         now = time.monotonic()
         gap = now - self._looked
         if gap < times.LOOK_AT_CLOCK:
@@ -152,7 +152,7 @@ class OutputRelay:
         """End mpiexec or what ranks leave behind, depending on how far they have come."""
         now = time.monotonic()
         for news in self._outcome.output_of_failed_rank():
-            # It belongs beside the message, whichever stream the rank has printed it to.
+            # It belongs next to the message, whichever stream the rank has printed it to.
             self._show(2, self._lines.add(replace(news, stream=2)))
         if self._outcome.failure is not None and self._deadline is None:
             self._give_up_after(times.TIME_FOR_RANKS_TO_END)
@@ -197,7 +197,7 @@ class OutputRelay:
         self._outcome.hear(news)
         self._stalls.hear(news)
         if news.kind == LEAVES and self._stopping and self._deadline is not None:
-            # A rank that uses up its time is killed then, and we still have to hear of it.
+            # A rank that uses up its time is then killed, and its announcement has to arrive.
             patience = news.status + times.TIME_FOR_RANKS_TO_END
             self._deadline = max(self._deadline, time.monotonic() + patience)
         if news.kind == PRINTED:

@@ -48,7 +48,7 @@ def ask_all(allocation: Allocation, role: str, question: Any, seconds: int) -> d
     asking: list[subprocess.Popen[bytes]] = []
     given_up = threading.Event()
     text = json.dumps([question, seconds]).encode()
-    # What asks is not part of a run, even if a rank of one asks.
+    # The program that asks is not part of a run, even if a rank starts it.
     dropped = (*ADDRESS_VARIABLES, *RUN_VARIABLES)  # the former would be wrong on other hosts
     environ = {name: value for name, value in os.environ.items() if name not in dropped}
 
@@ -121,7 +121,7 @@ def _answer_in(output: bytes) -> Any:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End what asks a host; unless it is killed, srun ends what it has started there."""
+    """End the program that asks a host; unless killed, srun ends what it has started there."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_to_group(process, number)
         with suppress(subprocess.TimeoutExpired):

@@ -29,7 +29,7 @@ from tarantella.runtime.configuration import read_configuration
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What the processes and files of a run are known by, also after restarts.
+    """Identifies the processes and files of a run, also after restarts.
 
     Attributes:
         run_id: the value of a variable that all its processes have
@@ -142,6 +142,6 @@ def _clean_up_hosts(
     ).items():
         if answer.content is None and not allocation.is_over(answer.errors):
             console.show(
-                f"host {host} could not be asked to end processes that may still run there: once "
-                "it can be reached, `tarantella --cleanup` with the same script ends them."
+                f"processes may still be running on host {host}, which cannot be reached: once it "
+                "can, end them with `tarantella --cleanup` and the same script."
             )

@@ -31,13 +31,13 @@ class StopSignals:
         return self._number is not None
 
     def arm(self) -> None:
-        """Have the next signal raise `Stopped`, and one that has come already at once."""
+        """Make the next signal raise `Stopped`; if one has come already, raise it now."""
         self._armed = True
         if self._number is not None:
             raise Stopped(self._number)
 
     def arm_again(self) -> None:
-        """Have the next signal raise, after one has."""
+        """Make another signal raise, after one has."""
         self._armed = True
 
     def disarm(self) -> None:

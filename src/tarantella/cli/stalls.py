@@ -26,7 +26,7 @@ _START = "the start of communication"
 
 
 class Stalls:
-    """Hears the announcements of ranks that wait.
+    """Collects the announcements of ranks that wait.
 
     Args:
         hosts: the host of each rank

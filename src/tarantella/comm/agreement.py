@@ -87,7 +87,7 @@ def turn() -> Iterator[MPI.Comm]:
 def agree(
     what: str, lines: Sequence[Line], comm: MPI.Comm, problem: Exception | None = None
 ) -> None:
-    """Returns once all ranks have said the same; raises an error on all ranks otherwise.
+    """Returns once all ranks have given the same description; otherwise raises an error on all.
 
     Args:
         what: What the ranks are about to do, or talk about.

@@ -1,7 +1,7 @@
-"""Sums over the ranks that go on while the rank computes.
+"""Sums over the ranks in the background, while the rank computes.
 
 Messages are summed in the order in which they are sent, which must be the same on all ranks. MPI
-makes progress only while it is called, so a thread attends to the messages until they have arrived.
+makes progress only while it is called, so a thread polls it until all messages have arrived.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tarantella.runtime.timeline import Timeline, now, timeline
 
 Array = npt.NDArray[Any]
 
-# Between hosts messages travel in pieces, several at a time: while one is added up, others are on
-# their way, even while this thread waits for a core. On a link of 1 Gbit/s a message of 16 MB alone
+# Between hosts messages are sent in pieces, several at a time: while one is added up, others are in
+# flight, even while this thread waits for a core. On a link of 1 Gbit/s a message of 16 MB alone
 # uses 2/3 of it, pieces of 256 kB or more use all of it; during a backward pass on the same core,
-# 8 MB on their way do better than 1 MB. An allreduce among many ranks takes more rounds, and larger
+# 8 MB in flight do better than 1 MB. An allreduce among many ranks takes more rounds, and larger
 # pieces.
 _PIECE_BYTES = 1 << 20
 _PIECES_IN_FLIGHT = 8
@@ -70,7 +70,7 @@ class Message:
 
 
 class BackgroundAllreduce:
-    """Sums the messages of one communicator, with several pieces on their way at a time.
+    """Sums the messages of one communicator, with several pieces in flight at a time.
 
     Args:
         communicator: One that nobody else uses.
@@ -158,5 +158,5 @@ class BackgroundAllreduce:
 
 @cache
 def background_allreduce(communicator: Any) -> BackgroundAllreduce:
-    """The one that sums on a communicator of `world.communicator`."""
+    """The background allreduce on a communicator of `world.communicator`."""
     return BackgroundAllreduce(communicator)

@@ -48,7 +48,7 @@ class OutgoingBlocks:
             data = data[count:]
 
     def take(self, size: int) -> Array:
-        """Gives away the first block, of which `size` bytes are in use."""
+        """Removes and returns the first block, of which `size` bytes are in use."""
         return self._blocks.popleft()[:size] if size else np.empty(0, np.uint8)
 
 

@@ -1,15 +1,15 @@
-"""The master reports to the other ranks how something went that it does for all of them.
+"""The master does something for all ranks, such as saving a file, and reports how it went.
 
-The master waits for none; the others wait for the report. It also reports what it does without
-them, as in `if tnt.is_master_rank(): model.save(...)`, and nobody takes that report. So a rank must
-find the one that is meant for it. Three things help:
+The master waits for no rank; the others wait for its report. It also reports what it does without
+them, as in `if tnt.is_master_rank(): model.save(...)`, and no rank takes that report. So a rank has
+to find the report that is meant for it. Three things help:
 
 - the subject: what was done, and to what;
-- the time: how many barriers the master had passed. All ranks count alike, so a rank waits for no
-  report that is older than its own time;
-- a message when the master goes on to the next barrier. After it, no report of that time will come:
-  a rank then takes one about another object, for a path may have another name on each rank (the
-  time of day, a temporary folder).
+- the time: how many barriers the master had passed. All ranks count alike, so a rank ignores
+  reports that are older than its own time;
+- a message when the master reaches the next barrier. After it, no report of that time will come: a
+  rank then takes one about another object, because a path may differ between ranks (the time of
+  day, a temporary folder).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Subject:
 @dataclass(frozen=True)
 class _Report:
     time: int  # barriers before
-    subject: Subject | None  # None: the master goes on to the next barrier, or has failed
+    subject: Subject | None  # None: the master is at the next barrier, or has failed
     problem: bytes | None = None
 
     def packed(self) -> np.ndarray:
@@ -64,14 +64,14 @@ class _Report:
         )
 
 
-# What the master says last: there is nothing more to receive.
+# The master's last message: there is nothing more to receive.
 _END = _Report(-1, None)
 
 
 def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
-    """Lets the master do something, and returns or raises on all ranks alike.
+    """Lets the master do something; all ranks return, or raise the master's error.
 
-    The master does it whether or not the others come here; they wait for it.
+    The master does it whether or not the others call this; they wait for it.
     """
     if world.get_size() == 1:
         action()
@@ -87,7 +87,7 @@ def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
 
 
 def report_failure(error: Exception) -> None:
-    """Tells the ranks that wait for the master that it has failed on its way.
+    """Tells the ranks that wait for the master that it failed before it got there.
 
     It must be about to enter a barrier, as they will when they have heard of it.
     """
@@ -96,7 +96,7 @@ def report_failure(error: Exception) -> None:
 
 
 def drain() -> None:
-    """Receives all that nobody has asked for: no message must be left when MPI ends.
+    """Receives all messages that are left: there must be none when MPI ends.
 
     Every rank must call it, last of all.
     """

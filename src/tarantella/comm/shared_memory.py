@@ -23,7 +23,7 @@ from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
 
-# What the other ranks give a rank for its segment at a time: half of what its cache holds.
+# How much a rank gets from the others at a time, for its segment: half of what its cache holds.
 _INBOX_BYTES = 1 << 20
 # Two barriers cost more than a message as small as this.
 _LEAST_BYTES = 16 << 10

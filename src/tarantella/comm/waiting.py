@@ -2,8 +2,8 @@
 
 MPI libraries wait by polling. That is quickest when the others are about to arrive and there is a
 core to spare. Ranks that share cores would keep each other from computing what they wait for, and
-a rank that waits for another host would keep itself from it. These ranks have a barrier before each
-collective, and look less and less often whether all have arrived.
+a rank that waits for another host would slow itself down. These ranks have a barrier before each
+collective, and check less and less often whether all have arrived.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def keep_until_done(request: Any, buffers: Any) -> None:
 
 
 def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
-    """Waits from one look to the next: not at all at first, then longer and longer."""
+    """Waits between two checks: not at all at first, then longer and longer."""
     for _ in range(times.LOOKS_WITHOUT_PAUSE):
         yield
     pause = times.SHORTEST_PAUSE

@@ -28,7 +28,7 @@ class Split:
     Attributes:
         micro_batches: A dataset of `MicroBatch`es.
         padding: How to pad each micro-batch to the longest sample of its batch.
-        finish: What is to be done with the data of a micro-batch once it is padded.
+        finish: What to do with the data of a micro-batch once it is padded.
         unused: Iterations over it that have ended, and can be used again.
     """
 

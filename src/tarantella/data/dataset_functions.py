@@ -18,7 +18,7 @@ from tarantella.internals.tensorflow import (
 
 # Python functions, which may do anything.
 PYTHON_NODES = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-# These call functions with their own last inputs: all of them, or all but what they decide by.
+# These pass their last inputs on to functions: all of them, or all but the one they branch on.
 _CALLING_NODES = (
     *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
     *("Case", "StatelessCase", "While", "StatelessWhile"),
@@ -54,7 +54,7 @@ def for_any_batch_size(mapped: tf.data.Dataset) -> Any | None:
     """The function of a `map` of batches, for batches of any size.
 
     It has to be traced again if it was traced for one size. None: the new trace differs from the
-    old one, as a loop has changed what the function refers to.
+    old one, because what the function refers to has changed, as in a loop.
     """
     (function,) = functions(mapped)
     spec = tf.nest.map_structure(_of_any_size, input_spec(function))

@@ -19,7 +19,7 @@ class Epochs:
     Args:
         begin: Begins to read the data, from their beginning.
         steps: How many batches an epoch has.
-        anew: Whether each epoch begins at the beginning; otherwise where the last one ended.
+        anew: Whether each epoch starts from the beginning; otherwise where the last one ended.
 
     Example:
         >>> epochs = Epochs(itertools.count, steps=3)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tarantella.errors import InputError
 
 NOT_BATCHED = (
-    "The dataset is not in batches. Batch it with the global batch size, "
+    "The dataset is not batched. Batch it with the global batch size, "
     "`dataset = dataset.batch(batch_size)`, or pass `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)

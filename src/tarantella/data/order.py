@@ -120,7 +120,7 @@ def restarts_each_pass(dataset: tf.data.Dataset) -> bool:
     try:
         return not may_draw(dataset) and not continues_across_passes(dataset)
     except MissingNameError as missing:
-        internals.tell_once(missing, "to resume training, the epochs that are done are read again.")
+        internals.tell_once(missing, "to resume training, completed epochs are read again.")
         return False
 
 

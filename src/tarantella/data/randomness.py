@@ -42,8 +42,8 @@ def operation_seeds_of_rank(seed: int, seed2: int, rank: int) -> tuple[int, int]
 def broadcast_from_master() -> None:
     """Gives all ranks the state of the master's global random generators.
 
-    A generator of batches, or a `PyDataset` that shuffles after each epoch, then draws the
-    same on all ranks, with or without a seed. Every rank must call it.
+    A generator of batches, or a `PyDataset` that shuffles after each epoch, then draws the same
+    numbers on all ranks, with or without a seed. Every rank must call it.
     """
     if world.get_size() == 1:
         return

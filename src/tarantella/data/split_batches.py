@@ -129,7 +129,7 @@ class Splitter:
         return windows.flat_map(own)
 
     def _of_rebatching(self, dataset: tf.data.Dataset) -> Split:
-        """Batches of batches: where the first ones leave no trace, only the last ones count."""
+        """Batches of batches: if nothing remains of the first ones, only the last ones count."""
         source = pipeline.rebatched(dataset)
         while is_a(source, internals.PREFETCH, internals.OPTIONS):
             (source,) = sources(source)

@@ -61,7 +61,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Reapply:
-    """A transformation that the tags do not affect, such as `prefetch`."""
+    """Applies a transformation to tagged elements, which it does not look into: `prefetch`, say."""
 
     dataset: tf.data.Dataset
 
@@ -71,7 +71,7 @@ class Reapply:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A dataset as a simpler one, and the stages that lead from there.
+    """A dataset as a simpler one, and the stages that turn that into it.
 
     Each stage makes exactly one element of each.
 

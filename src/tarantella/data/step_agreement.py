@@ -206,7 +206,7 @@ class _Exchange:
         self._number = next(_numbers[self._communicator])
         rank, size = world.get_rank(), world.get_size()
         others = [other % size for other in range(rank + 1, rank + size)]
-        # If the ranks only have to be alike, a difference shows between neighbours too.
+        # If the ranks only have to agree, comparing neighbours is enough.
         self._receivers = others if everyone else others[:1]
         self._senders = others if everyone else others[-1:]
         self._passes = itertools.count()

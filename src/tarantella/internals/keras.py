@@ -44,7 +44,7 @@ with versions.private_names("Keras"):
     from keras.src.utils.python_utils import is_default
     from keras.src.utils.python_utils import pythonify_logs as python_logs
 
-    # What is used of these, and is not on an object but in a module or a class.
+    # What is used of these: names in a module or a class, not on an object.
     for _owner, _name in (
         (AnyVariable, "_initialize"),
         (keras.Model, "_aggregate_additional_loss"),  # overridden in `rank_steps`

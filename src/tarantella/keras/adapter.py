@@ -98,7 +98,7 @@ class RankDataAdapter(internals.DataAdapter):
         if distribute:
             check_same(_kind(x), "the kind of data")
             if not internals.is_arrays(x):
-                randomness.broadcast_from_master()  # before Keras has a look at the first batches
+                randomness.broadcast_from_master()  # before Keras looks at the first batches
         with arguments.explained(x=x, y=y, sample_weight=sample_weight):
             adapter = internals.data_adapters.get_data_adapter(x, y, sample_weight, **options)
             if not distribute:

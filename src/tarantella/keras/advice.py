@@ -55,9 +55,9 @@ class Advice:
         )
 
     def number_not_understood(self, name: str) -> None:
-        """A number of the user's code is taken as a mean, because its graph does not show more."""
+        """A number of the user's code is treated as a mean: its graph does not show more."""
         self._tell_once(
-            "The number '%s', which your loss, `add_loss` or step computes, is taken as a mean "
+            "The number '%s', which your loss, `add_loss` or step computes, is treated as a mean "
             "over the samples of a batch: its graph does not show how it is computed from them. "
             "If it is not a mean, results differ from those of one process; return one value for "
             "each sample instead.",
@@ -65,9 +65,9 @@ class Advice:
         )
 
     def number_of_eager_step(self) -> None:
-        """Numbers are taken as means, because without a graph nothing shows more."""
+        """Numbers are treated as means: without a graph nothing shows more."""
         self._tell_once(
-            "With `run_eagerly=True`, a custom loss that is a single number is taken as a "
+            "With `run_eagerly=True`, a custom loss that is a single number is treated as a "
             "mean over the samples of a batch. If it is not a mean, results differ from those of "
             "one process; return one value for each sample instead."
         )

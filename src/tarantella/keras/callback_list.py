@@ -1,8 +1,7 @@
 """The callbacks of one `fit`, `evaluate` or `predict`, run in step with those of other ranks.
 
 All ranks run the same events. The logs are those of the global batch, so most callbacks decide
-alike. What a callback may do on one rank alone is synchronized between the ranks at the end of an
-event:
+alike. What a callback may do on one rank alone is synchronized at the end of an event:
 
 - A request to stop on one rank stops all ranks, after the same step.
 - All ranks take over the master's learning rates; if weights were set or loaded, those as well.
@@ -187,7 +186,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             own.update(self._own_training_logs)
         return {name: own.get(name, value) for name, value in logs.items()}
 
-    # What the ranks synchronize at the end of an event
+    # Synchronization at the end of an event
 
     @contextmanager
     def _event(self, follows_master: bool = True) -> Iterator[None]:

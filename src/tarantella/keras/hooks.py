@@ -6,8 +6,8 @@ the plain function and its arguments. Hooks are installed once and stay. Handler
 thread that entered `handling`, until it leaves: everywhere else, a hook looks up one context
 variable and calls the plain function.
 
-Besides, `rank_steps.RankSteps` overrides methods of `keras.Model` for models of ours, two private
-ones among them: `_aggregate_additional_loss` and `_should_eval`.
+In addition, `rank_steps.RankSteps` overrides methods of `keras.Model` for models of ours, two of
+them private: `_aggregate_additional_loss` and `_should_eval`.
 
 To support a new version of Keras, check each row of the table against it.
 """
@@ -89,7 +89,7 @@ APPLY_GRADIENTS = Hook(
 UPDATE_METRIC = Hook(
     keras.metrics.Metric,
     "update_state",
-    "Numbers count with this rank's share, and samples that only stand in do not count.",
+    "Numbers count with this rank's share, and placeholder samples do not count.",
     in_subclasses=True,
 )
 METRIC_RESULT = Hook(
@@ -235,7 +235,7 @@ def _owners(hook: Hook) -> list[Any]:
     """The module or classes that define what is hooked.
 
     Raises:
-        VersionError: If this Keras has no such function: training would go wrong without a word.
+        VersionError: If this Keras has no such function: training would go wrong silently.
     """
     if not hasattr(hook.owner, hook.name):
         raise versions.missing("Keras", f"it has no `{hook}`")

@@ -85,7 +85,7 @@ def warn_of_useless_weights(model: keras.Model, filepath: Any) -> None:
         if keras.backend.is_float_dtype(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
             LOGGER.warning(
                 "The weight '%s' in %s has values that are NaN or infinite, so the model's results "
-                "will be as well. Load a file that was saved before that. The callback "
+                "will be as well. Load an earlier file. The callback "
                 "`keras.callbacks.TerminateOnNaN()` stops training when this happens.",
                 weight.path,
                 filepath,

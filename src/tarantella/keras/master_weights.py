@@ -101,7 +101,7 @@ def build_training_state(model: keras.Model, spec: Any) -> None:
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return
     if all(layer.built for layer in internals.flat_layers(model)):
-        with suppress(Exception):  # what is wrong with the data is said by the step itself
+        with suppress(Exception):  # the step itself says what is wrong with the data
             internals.build_training_state(model, spec)
 
 

@@ -39,7 +39,7 @@ def own_rows(outputs: Any, count: Any) -> tuple[Any, Any]:
     Args:
         outputs: What the model has computed.
         count: How many samples of the batch this rank has. Without any, it has computed on a
-            sample that stands in, and has no rows.
+            placeholder sample, and has no rows.
 
     Returns:
         The rows, in the structure of `outputs`, and an array with one row for the step: Keras
@@ -122,7 +122,7 @@ class Predictions:
     def _agree_on_shapes(self, dense: Sequence[tuple[Dense, RowLayout]], comm: MPI.Comm) -> None:
         """Finds the shape of a row in each execution.
 
-        A rank without rows may have another one, of the sample that stands in.
+        A rank without rows may have another one, that of its placeholder sample.
         """
         from mpi4py import MPI
 

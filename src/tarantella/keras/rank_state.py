@@ -1,7 +1,7 @@
 """The state of a model that differs between the ranks, for a backup to keep.
 
 Weights and optimizer are the same on all ranks. Random generators, stateful recurrent layers and
-metrics are not: each rank has seen other samples.
+metrics are not: each rank has seen different samples.
 """
 
 from __future__ import annotations

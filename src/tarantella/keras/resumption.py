@@ -239,7 +239,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         raise Terminated("it received SIGTERM and saved the training")
 
     def _leave_unsaved_if_asked(self) -> None:
-        """Leaves at once, without the other ranks: all that was trained is in the backup."""
+        """Exits at once, without the other ranks: the backup has all that was trained."""
         if self.model._tnt_stop_requests.wants("leave"):
             raise Terminated("it received SIGTERM before it resumed from a backup")
 

@@ -1,8 +1,9 @@
 """Whether this host has lost its connection to the one that started the run.
 
-Then nobody can tell the ranks here to end, and they would block the host forever. The launcher's
-process on this host sends what they print over a TCP connection, which nobody closes when the
-network is gone: but the kernel repeats what is not confirmed, and counts. Standard library only.
+Then the command cannot end the ranks here, and they would block the host forever. The launcher's
+process on this host sends their output over a TCP connection, which stays open when the network is
+gone; but the kernel counts how often it retransmits what is not acknowledged. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tarantella.runtime import times
 
 
 def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether nothing that a process sends was confirmed for long; False without a /proc.
+    """Whether nothing that a process sends has been acknowledged for long; False without a /proc.
 
     Args:
         pid: the launcher's process on this host, which must have sent something recently
@@ -32,7 +33,7 @@ def is_cut_off(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 def _repeats(proc: Path) -> list[tuple[str, int]]:
-    """For each TCP connection its inode, and how often its oldest data were repeated."""
+    """For each TCP connection its inode, and how often its oldest data were retransmitted."""
     found = []
     for table in ("tcp", "tcp6"):
         with suppress(OSError):

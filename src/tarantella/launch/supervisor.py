@@ -95,7 +95,11 @@ def main(arguments: list[str]) -> int:
 
 def _lost_peer(status: int) -> str:
     """The cause, if Open MPI has ended a rank because it lost its connection to another one."""
-    return "it lost another rank" if status == _UNKNOWN_ERROR and launcher.is_open_mpi() else ""
+    return (
+        "it lost its connection to another rank"
+        if status == _UNKNOWN_ERROR and launcher.is_open_mpi()
+        else ""
+    )
 
 
 def _file_for_output(rank: int) -> int | None:
@@ -237,7 +241,7 @@ class _Program:
                 return
 
     def _watch_signals(self) -> None:
-        """Have signals wake up the loop, and forward them to the program."""
+        """Makes signals wake up the loop, and forwards them to the program."""
         reading, writing = os.pipe()
         for pipe in (reading, writing):
             os.set_blocking(pipe, False)
@@ -262,7 +266,7 @@ class _Program:
 
 
 def _clean_up_after(launcher_pid: int, seconds: float) -> None:
-    """Have another process remove what the launcher on this host leaves: it may end us first.
+    """Lets another process remove what the launcher on this host leaves: it may end us first.
 
     Args:
         launcher_pid: the launcher's process on this host

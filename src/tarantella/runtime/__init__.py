@@ -1,1 +1,1 @@
-"""What a rank knows of itself: its place among the ranks, its settings, devices, log and end."""
+"""What a rank knows about itself: rank and size, settings, devices, log, start and end."""

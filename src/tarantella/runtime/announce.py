@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from tarantella.runtime import times
 
 RUN_ID = "TNT_RUN_ID"
-RESTARTS = "TNT_RESTARTS"  # how often the run was started again
-HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two signs of life, in runs on several hosts
+RESTARTS = "TNT_RESTARTS"  # how often the run was restarted
+HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two heartbeats, in runs on several hosts
 ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that tear lines apart
 
 STARTED = "started"  # a rank's process runs

@@ -59,7 +59,7 @@ def atomic_write(path: str | Path, writer: int = 0, alone: bool = True) -> Itera
 
 
 def recover(path: str | Path) -> None:
-    """Puts back what a killed process had taken away to put something else in its place."""
+    """Restores what a killed process had moved away to replace it."""
     target = Path(os.path.realpath(path))
     if not target.exists() and target.parent.exists():
         for leftover in _leftovers(target):

@@ -1,9 +1,8 @@
 """How a rank ends: with all others, or, after a failure, at once and for all of them.
 
 Under the command, `launch.script` runs the user's script and sees how it ends; here only MPI is
-finalized. With `mpiexec -n 2 python script.py` Python itself runs the script, and there are three
-places where we learn of its end: before Python prints an uncaught exception, in `sys.exit`, and
-when it shuts down.
+finalized. With `mpiexec -n 2 python script.py` Python itself runs the script, and hooks tell us how
+it ends: one for uncaught exceptions, one in `sys.exit`, and one at shutdown.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def install() -> None:
 
 
 def before_end(function: Callable[[], None], by_mpi: bool = True) -> None:
-    """Have a function called on every rank when all end normally, before MPI ends.
+    """Registers a function to call on every rank when all end normally, before MPI ends.
 
     Args:
         function: The function.

@@ -2,8 +2,8 @@
 
 A rank that just ended would leave the others waiting in their next collective forever. So it
 shows its traceback, announces the cause, and ends the run with MPI_Abort. When all ranks fail in
-the same way, which is the usual case, only the first one is heard: each waits a moment longer than
-the rank before it, and is ended by then. Standard library only.
+the same way, which is the usual case, only the first one reports: each waits a moment longer than
+the rank before it, and has been ended by then. Standard library only.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def running_mpi() -> ModuleType | None:
 
 def _wait_for_turn(rank: int, error: BaseException) -> None:
     if getattr(error, "_tnt_is_echo", False):
-        # It is the error of another rank, which should be heard first.
+        # It is the error of another rank, which should report it first.
         time.sleep(times.TURN_OF_AN_ECHO)
     if rank > 0:
         turn = times.SHORTEST_TURN + times.TURN_OF_EACH_RANK * rank

@@ -71,7 +71,7 @@ def rank_of_parent(environ: Mapping[str, str] = os.environ) -> tuple[int, int] |
 
 
 def declare_rank(rank: int, size: int) -> None:
-    """Tell the processes that this rank will start that they are not ranks."""
+    """Tells the processes that this rank starts that they are not ranks."""
     os.environ[RANK_PROCESS] = f"{os.getpid()}:{rank}/{size}"
 
 

@@ -179,7 +179,7 @@ def _printing_where_it_is_seen() -> Iterator[None]:
     if sys.stdout is None:
         yield
     elif _names_ranks():
-        # The command names the rank in all that it prints, not only in what it prints in here.
+        # Under the command, all output of a rank gets the prefix, not only what it prints in here.
         with _printing_lines("" if is_run_by_command() else f"[rank {world.get_rank()}] "):
             yield
     elif not world.is_master_rank():

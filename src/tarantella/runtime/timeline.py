@@ -64,7 +64,7 @@ class Timeline:
             self._add(Span(lane, name, begin, end, details))
 
     def phase(self, name: str) -> None:
-        """What this rank has done since the phase before ends now."""
+        """The phase that began when the last one ended ends now."""
         with self._lock:
             end = now()
             self._add(Span(STEPS, name, self._phase_began, end, {}))

@@ -74,15 +74,15 @@ TIME_BETWEEN_HEARTBEATS = 5.0
 # ... and after this long without a sign, with several lost, the host is considered dead.
 HOST_IS_DEAD = 30.0
 assert HOST_IS_DEAD > 3 * TIME_BETWEEN_HEARTBEATS
-# Supervisors on a host that has lost the others notice it, too: the kernel repeats what nobody
-# confirms, and waits twice as long each time. This many repeats take about 25 seconds, a little
+# Supervisors on a host that has lost the others notice it, too: the kernel retransmits what is not
+# acknowledged, and waits twice as long each time. This many take about 25 seconds, a little
 # less than the command waits: both sides end at about the same time.
 REPEATS_UNTIL_CUT_OFF = 7
 # A rank on another host that has not started after this long is behind a firewall, or worse.
 TIME_TO_START = 60.0
 assert TIME_TO_START > HOST_IS_DEAD
 
-# --- The command while a run goes on ----------------------------------------------------------
+# --- The command during a run ----------------------------------------------------------
 
 # What looks like the start of a launcher's message is held back until output pauses this long.
 OUTPUT_PAUSE = 0.1

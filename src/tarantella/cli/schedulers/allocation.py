@@ -64,9 +64,9 @@ class Allocation(ABC):
         return False
 
     def launcher_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """This environment, changed so that hydra's mpiexec can use all that is ours on the hosts.
+        """The environment for hydra's mpiexec, so that it can use all of the job on the hosts.
 
-        The ranks get it as well, so without what is ignored.
+        The ranks inherit it, without the variables that would mislead the launcher.
         """
         options = " ".join(filter(None, [environ.get(_EXTRA_OPTIONS), *self.launcher_options]))
         kept = {name: value for name, value in environ.items() if name not in self.launcher_ignores}

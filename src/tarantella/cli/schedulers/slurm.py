@@ -14,7 +14,7 @@ from tarantella.errors import InputError
 # In a step started from outside of the job, the first one has only the hosts of the step.
 _HOSTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
-# What each task of a job gets. We start one task for all ranks of a host, and it gets it all.
+# What each task of a job gets. We start one task per host, for all its ranks: it gets everything.
 _FOR_ONE_OF_MANY_TASKS = ("SLURM_EXACT", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 _GPUS_BY_TASK = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 _GPUS_OF_TASK = ("SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_NTASKS_PER_GPU")
@@ -131,7 +131,7 @@ def _malformed(text: str, variable: str) -> InputError:
 
 
 def _without_colons(command: Sequence[str]) -> list[str]:
-    """A command without a single colon, which separates commands for srun."""
+    """A command with no argument that is a single colon: srun takes it as a separator."""
     if ":" not in command:
         return list(command)
     return ["/bin/sh", "-c", shlex.join(["exec", *command])]

@@ -69,7 +69,7 @@ class Leaf:
 
 
 class Tensors(Protocol):
-    """What collectives need to know of a library's tensors."""
+    """What collectives need to know about a library's tensors."""
 
     def leaf(self, value: Any) -> Leaf | None:
         """The leaf of a tensor; None for another value. Raises an InputError for one it refuses.
