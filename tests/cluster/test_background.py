@@ -1,4 +1,4 @@
-"""The timeline of ranks on two hosts, whose sums go on in the background."""
+"""The timeline of ranks on two hosts, whose gradients are summed in the background."""
 
 from __future__ import annotations
 

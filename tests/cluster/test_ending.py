@@ -203,15 +203,15 @@ def test_host_that_dies(cluster: Cluster) -> None:
     assert took < 60
 
 
-GO_ON = """
+CONTINUE = """
 print(os.environ["TNT_RESTARTS"], world.get_host_names())
 while os.environ["TNT_RESTARTS"] == "0":
     barrier()
 """
 
 
-def test_run_that_goes_on_without_a_host(cluster: Cluster) -> None:
-    script = START + GO_ON
+def test_run_that_continues_without_a_host(cluster: Cluster) -> None:
+    script = START + CONTINUE
     with running(cluster, script, "--max-restarts", "1", "--allow-fewer-hosts") as process:
         cluster["node2"].refuse_key()
         try:

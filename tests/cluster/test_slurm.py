@@ -1,4 +1,4 @@
-"""The command in jobs of a real Slurm, on hosts that let nobody in by ssh."""
+"""The command in jobs of a real Slurm, on hosts without access by ssh."""
 
 from __future__ import annotations
 

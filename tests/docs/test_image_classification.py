@@ -183,7 +183,7 @@ def test_command_for_imagenet_runs(readme: Program) -> None:
 # Resuming
 
 
-def test_run_that_is_started_again_goes_on(
+def test_run_that_is_restarted_resumes(
     program: Program,
     module: Callable[[str], ModuleType],
     folder: Path,

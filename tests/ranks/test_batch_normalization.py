@@ -1,4 +1,4 @@
-"""Batch normalization: statistics of the global batch if `synchronized`, else of the part."""
+"""Batch normalization: of the global batch if `synchronized`, else of the micro-batch."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_float32_far_from_zero_keeps_its_variance() -> None:
 @float64
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("in_graph", [True, False], ids=["function", "eager"])
-def test_own_loops(in_graph: bool) -> None:
+def test_custom_loops(in_graph: bool) -> None:
     loss_function = keras.losses.SparseCategoricalCrossentropy()
 
     def trained(wrap: Any, distribute: Any, wrap_optimizer: Any) -> list[np.ndarray]:
@@ -264,7 +264,7 @@ def test_own_loops(in_graph: bool) -> None:
     assert_close(ours, plain)
 
 
-# Statistics of the parts, which is the default
+# Statistics of the micro-batches, which is the default
 
 
 @float64
@@ -274,7 +274,7 @@ def test_local_statistics_are_averaged_over_the_samples_in_every_step() -> None:
     model = tnt.Model(keras.Sequential([keras.Input((2,)), layer]))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     x = np.random.default_rng(1).normal(size=(8, 2))
-    parts = [x[0:3], x[3:6], x[6:8]]  # the last has fewer samples
+    micro_batches = [x[0:3], x[3:6], x[6:8]]  # the last has fewer samples
 
     class SameOnAllRanks(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -282,8 +282,8 @@ def test_local_statistics_are_averaged_over_the_samples_in_every_step() -> None:
                 assert_close(tnt.allgather(np.array(value)), [np.array(value)] * 3, 0, 0)
 
     model.fit(x, x, batch_size=8, shuffle=False, verbose=0, callbacks=[SameOnAllRanks()])
-    mean = 0.5 * sum(len(part) / 8 * part.mean(axis=0) for part in parts)
-    variance = 0.5 + 0.5 * sum(len(part) / 8 * part.var(axis=0) for part in parts)
+    mean = 0.5 * sum(len(one) / 8 * one.mean(axis=0) for one in micro_batches)
+    variance = 0.5 + 0.5 * sum(len(one) / 8 * one.var(axis=0) for one in micro_batches)
     assert_close(np.array(layer.moving_mean), mean)
     assert_close(np.array(layer.moving_variance), variance)
 

@@ -509,7 +509,7 @@ def test_a_schedule_in_the_optimizer() -> None:
 
 def test_terminate_on_nan_of_one_rank() -> None:
     x, y = classification_data()
-    x[4] = np.nan  # the first sample of the second batch: of one rank's part only
+    x[4] = np.nan  # the first sample of the second batch: of one rank's micro-batch only
     outcome = assert_as_in_keras(
         lambda: [keras.callbacks.TerminateOnNaN()], x=batches(x, y), validation_data=None
     )
@@ -808,7 +808,7 @@ def test_a_callback_for_the_master_only() -> None:
 
 @pytest.mark.parametrize("validated", [False, True])
 def test_own_logs(validated: bool) -> None:
-    """A rank's own logs are those of plain Keras on its part, as long as nothing is learned."""
+    """A rank's own logs are those of plain Keras on its micro-batches, if nothing is learned."""
     x, y = classification_data(12)
     arguments = {"epochs": 2, "verbose": 0, "shuffle": False}
 

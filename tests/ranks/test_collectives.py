@@ -484,7 +484,7 @@ class Unknown:
 
 
 REFUSED = {
-    "an own class": (Unknown(), "Unknown"),
+    "a class of the user": (Unknown(), "Unknown"),
     "a set": ({1, 2}, "builtins.set"),
     "dates": (np.array(["2020-01-01"], "datetime64[D]"), "datetime64"),
     "objects": (np.array([1, None], object), "object that are not strings"),

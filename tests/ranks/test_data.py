@@ -198,7 +198,7 @@ def test_order_that_was_left_free_is_fixed() -> None:
     assert list(np.concatenate(_everyones_batches(RankDataAdapter.of(dataset)))) == list(range(40))
 
 
-def test_the_order_goes_on_in_a_second_fit() -> None:
+def test_the_order_continues_in_a_second_fit() -> None:
     seen: list[float] = []
 
     class Recorder(keras.layers.Layer):

@@ -400,7 +400,7 @@ def test_a_generator_that_draws_is_the_same_on_all_ranks_also_when_it_is_used_ag
     assert len(set(seen)) == len(seen)
 
 
-def test_a_generator_used_again_goes_on_where_it_was() -> None:
+def test_a_generator_used_again_resumes_where_it_stopped() -> None:
     numbers = (_constant_batch(number) for number in range(100))
 
     def fit(model: keras.Model) -> None:

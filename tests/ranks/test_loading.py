@@ -1,4 +1,4 @@
-"""Loading gives a tnt.Model, on all ranks the same, that goes on where the saved one stopped."""
+"""Loading gives a tnt.Model, the same on all ranks, that resumes where the saved one stopped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def failure(action: Any, *args: Any, **kwargs: Any) -> Exception:
         ("subclassed", "model.keras"),
     ],
 )
-def test_training_goes_on_where_it_stopped(
+def test_training_resumes_where_it_stopped(
     kind: str, name: str, shared_tmp_path: Path, float64: None
 ) -> None:
     keras.utils.set_random_seed(1)
@@ -100,7 +100,7 @@ if tnt.is_master_rank():  # and nobody ever asks how that went
 
 
 @pytest.mark.ranks(1, timeout=300)
-def test_other_numbers_of_ranks_go_on(shared_tmp_path: Path, float64: None) -> None:
+def test_other_numbers_of_ranks_resume(shared_tmp_path: Path, float64: None) -> None:
     script = shared_tmp_path / "resume.py"
     script.write_text(RESUME.format(tests=str(Path(__file__).parent)))
     keras.utils.set_random_seed(4)

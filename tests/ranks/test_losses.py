@@ -1,4 +1,4 @@
-"""However a loss weighs and reduces its samples, the ranks' parts add up to the global one."""
+"""However a loss weighs and reduces samples, the ranks' contributions add up to the global one."""
 
 from __future__ import annotations
 

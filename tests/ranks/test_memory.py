@@ -1,4 +1,4 @@
-"""What is no longer used is let go of."""
+"""Memory of what is no longer used is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress and callback output of training appears once, or marked with its rank."""
+"""Progress and callback output of training appears once, or with the rank in front of each line."""
 
 from __future__ import annotations
 

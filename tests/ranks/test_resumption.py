@@ -50,7 +50,7 @@ def arrays() -> dict[str, Any]:
     return {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True}
 
 
-def arrays_that_go_on() -> dict[str, Any]:
+def arrays_that_continue() -> dict[str, Any]:
     return {**arrays(), "batch_size": 2, "steps_per_epoch": 4}
 
 
@@ -130,7 +130,7 @@ KINDS = [
     *(
         pytest.param(kind, marks=pytest.mark.long)
         for kind in (
-            arrays_that_go_on,
+            arrays_that_continue,
             dataset,
             filtered,
             noisy,
@@ -191,7 +191,7 @@ def train(
     return history.history, [np.array(weight) for weight in model.weights]
 
 
-def assert_goes_on(
+def assert_resumes(
     folder: Path,
     data: Callable[[], dict[str, Any]],
     interruptions: list[tuple[int, int | None]],
@@ -221,7 +221,7 @@ def assert_goes_on(
 
 @pytest.mark.parametrize("data", KINDS)
 def test_kinds_of_data(data: Callable[[], dict[str, Any]], shared_tmp_path: Path) -> None:
-    assert_goes_on(shared_tmp_path, data, [(1, 3)], make=small_model, validation_data=(X, Y))
+    assert_resumes(shared_tmp_path, data, [(1, 3)], make=small_model, validation_data=(X, Y))
 
 
 @pytest.mark.ranks(1, 3)
@@ -229,11 +229,11 @@ def test_kinds_of_data(data: Callable[[], dict[str, Any]], shared_tmp_path: Path
 def test_kinds_of_data_on_other_numbers_of_ranks(
     data: Callable[[], dict[str, Any]], shared_tmp_path: Path
 ) -> None:
-    assert_goes_on(shared_tmp_path, data, [(1, 3)], validation_data=(X, Y))
+    assert_resumes(shared_tmp_path, data, [(1, 3)], validation_data=(X, Y))
 
 
 def test_between_epochs(shared_tmp_path: Path) -> None:
-    assert_goes_on(shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch")
+    assert_resumes(shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch")
 
 
 class Decisions(keras.callbacks.Callback):
@@ -259,7 +259,7 @@ def test_callbacks_that_wait(shared_tmp_path: Path) -> None:
             ),
         ]  # fmt: skip
 
-    history = assert_goes_on(
+    history = assert_resumes(
         shared_tmp_path,
         dataset,
         [(2, 3), (4, None)],
@@ -308,7 +308,7 @@ def test_training_that_was_to_stop_does_so(shared_tmp_path: Path) -> None:
 
 
 def test_several_steps_in_one_execution(shared_tmp_path: Path) -> None:
-    assert_goes_on(
+    assert_resumes(
         shared_tmp_path,
         dataset,
         [(1, 3)],
@@ -324,7 +324,7 @@ def test_averaged_weights_and_accumulated_gradients(shared_tmp_path: Path) -> No
         return make_model(optimizer=optimizer)
 
     swap = lambda folder: [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]  # noqa: E731
-    assert_goes_on(shared_tmp_path, dataset, [(1, None)], make=make, callbacks=swap)
+    assert_resumes(shared_tmp_path, dataset, [(1, None)], make=make, callbacks=swap)
 
 
 def test_files_of_plain_keras_are_taken_up(shared_tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_two_optimizers_a_seed_for_all_and_logs_of_its_own(
         model.compile("adam", "sparse_categorical_crossentropy")
         return model  # not built yet
 
-    assert_goes_on(shared_tmp_path, dataset, [(1, 0)], save_freq=save_freq, make=make)
+    assert_resumes(shared_tmp_path, dataset, [(1, 0)], save_freq=save_freq, make=make)
 
 
 def test_numbers_that_only_one_rank_draws(shared_tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_numbers_that_only_one_rank_draws(shared_tmp_path: Path) -> None:
                 self._drawn.append(float(keras.random.normal(())))
 
     callbacks = lambda folder: [Draw(folder)]  # noqa: E731
-    assert_goes_on(shared_tmp_path, arrays, [(1, 3)], callbacks=callbacks, make=small_model)
+    assert_resumes(shared_tmp_path, arrays, [(1, 3)], callbacks=callbacks, make=small_model)
     assert drawn["parts"] == drawn["whole"]
     assert len(drawn["whole"]) == (EPOCHS if tnt.get_rank() == 1 else 0)
 
@@ -459,7 +459,7 @@ def test_layers_with_a_state_of_their_own(shared_tmp_path: Path) -> None:
         return model
 
     data = lambda: {"x": X[:20, :, None], "y": Y[:20], "batch_size": 4, "shuffle": False}  # noqa: E731
-    assert_goes_on(shared_tmp_path, data, [(1, 2)], make=make)
+    assert_resumes(shared_tmp_path, data, [(1, 2)], make=make)
 
 
 def test_a_stop_in_the_middle_of_an_epoch(shared_tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_a_log_that_had_no_line_yet_and_files_of_others(shared_tmp_path: Path) -
 
     (shared_tmp_path / "backup" / "more").mkdir(parents=True, exist_ok=True)
     (shared_tmp_path / "backup" / "notes").write_text("mine")  # in the way of renaming a folder
-    assert_goes_on(
+    assert_resumes(
         shared_tmp_path, dataset, [(0, 4)], save_freq=4, callbacks=callbacks, make=small_model
     )
     logs = [shared_tmp_path / folder / "log.csv" for folder in ("parts", "whole")]
@@ -493,7 +493,7 @@ def test_metrics_that_are_arrays(shared_tmp_path: Path) -> None:
     data = lambda: {**arrays(), "y": np.eye(2)[Y]}  # noqa: E731
     metric = lambda: keras.metrics.F1Score(average=None)  # noqa: E731
     make = lambda: make_model(loss="categorical_crossentropy", metrics=[metric()])  # noqa: E731
-    assert_goes_on(shared_tmp_path, data, [(1, None)], save_freq="epoch", make=make)
+    assert_resumes(shared_tmp_path, data, [(1, None)], save_freq="epoch", make=make)
 
 
 def test_a_folder_that_cannot_be_replaced() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that wait for others which do not come: a warning names them, and no rank waits forever."""
+"""Ranks wait for others that do not arrive: a warning names them, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_rank_that_is_stopped_when_nobody_waits_for_it(text: str, tmp_path: Pa
     assert failure.startswith(f"tarantella: rank 0 on host {HOST} failed: it has been stopped for ")
 
 
-def test_a_rank_that_skips_a_step_of_its_own_loop(tmp_path: Path) -> None:
+def test_a_rank_that_skips_a_step_of_a_custom_loop(tmp_path: Path) -> None:
     text = """
 import keras
 import tensorflow as tf
@@ -104,7 +104,7 @@ tnt.allreduce(1.0)
     )
 
 
-def test_a_rank_that_comes_late_is_named_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_rank_that_comes_late_is_named_once_and_the_run_continues(tmp_path: Path) -> None:
     text = "if rank == 1: time.sleep(6)\nprint(tnt.allreduce(1.0))\n"
     result = run(tmp_path, text, "--stall-timeout", "1")
     assert (result.returncode, result.stdout) == (0, "2.0\n")

@@ -239,7 +239,7 @@ def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="binds itself to a core")
-def test_a_rank_that_waits_for_another_goes_on_preparing_its_data() -> None:
+def test_a_rank_that_waits_for_another_keeps_preparing_its_data() -> None:
     is_late = tnt.get_rank() == tnt.get_size() - 1
     prepared: list[int] = []
 

@@ -240,7 +240,7 @@ def test_a_learning_rate_that_one_rank_sets_counts_if_it_is_the_master(rank: int
         assert_close(tnt.allgather(weight), [weight] * 2, 0, 0)
 
 
-def test_a_schedule_goes_on_from_fit_to_fit() -> None:
+def test_a_schedule_continues_from_fit_to_fit() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
     assert_trains_as_in_keras(
         small_model,

@@ -1,4 +1,4 @@
-"""What comes of the look at all hosts."""
+"""What the check of all hosts finds."""
 
 from __future__ import annotations
 

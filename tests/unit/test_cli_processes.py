@@ -1,4 +1,4 @@
-"""Which processes belong to a run, and whom to ask if they are to end."""
+"""Which processes belong to a run, and which of them to send a signal so that all end."""
 
 from __future__ import annotations
 

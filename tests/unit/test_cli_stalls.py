@@ -1,4 +1,4 @@
-"""Who is named when ranks wait for others who do not come."""
+"""Which ranks are named when some wait for others that do not arrive."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_without_warnings_it_is_still_a_failure() -> None:
     assert stalls.failure() is not None
 
 
-def test_ranks_that_wait_for_the_first_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_wait_in_the_first_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = stalls_of(Announcement(JOINS, 0, "node0", 1), Announcement(JOINS, 2, "node2", 1))
     assert stalls.warning() is None
     now = time.monotonic()

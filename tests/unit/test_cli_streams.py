@@ -1,4 +1,4 @@
-"""Taking the launcher's words out of a stream, however it is cut into pieces."""
+"""Taking the launcher's messages out of a stream, in whatever pieces it comes."""
 
 from __future__ import annotations
 

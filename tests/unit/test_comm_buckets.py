@@ -1,4 +1,4 @@
-"""Which gradients travel together."""
+"""Which tensors share a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs over data that go on from one to the next."""
+"""Epochs over data that continue from one to the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from tarantella.data.epochs import Epochs
 
 
-def test_a_pass_goes_on_where_the_last_one_ended_and_reads_no_further() -> None:
+def test_a_pass_continues_where_the_last_one_ended_and_reads_no_further() -> None:
     numbers = itertools.count()
     epochs = Epochs(lambda: numbers, steps=3)
     assert [list(epochs()), list(epochs())] == [[0, 1, 2], [3, 4, 5]]

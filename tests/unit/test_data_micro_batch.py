@@ -1,4 +1,4 @@
-"""The parts of a batch are together the batch."""
+"""The micro-batches of a batch make up the batch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_parts_follow_each_other_and_differ_by_at_most_one(total: int, size: int
 
 
 def test_a_rank_without_samples_gets_one_that_does_not_count() -> None:
-    part = micro_batch.cut((tf.constant([[1.0], [2.0]]), tf.constant([1, 2])), 2, 3)
-    assert int(part.count) == 0
-    assert int(part.total) == 2
-    assert part.data[0].numpy().tolist() == [[2.0]]
+    own = micro_batch.cut((tf.constant([[1.0], [2.0]]), tf.constant([1, 2])), 2, 3)
+    assert int(own.count) == 0
+    assert int(own.total) == 2
+    assert own.data[0].numpy().tolist() == [[2.0]]
 
 
 Named = namedtuple("Named", "a b")

@@ -244,10 +244,10 @@ SHUFFLED_IN_PASSES: dict[str, tuple[bool, Callable[[], tf.data.Dataset]]] = {
 
 @pytest.mark.parametrize("name", SHUFFLED_IN_PASSES)
 def test_passes_need_only_be_begun_to_reach_a_later_one(name: str) -> None:
-    may_go_on, make = SHUFFLED_IN_PASSES[name]
+    may_continue, make = SHUFFLED_IN_PASSES[name]
     read, begun = (make().shuffle(4, seed=3) for _ in range(2))
-    assert order.continues_across_passes(read) == may_go_on
-    if may_go_on:
+    assert order.continues_across_passes(read) == may_continue
+    if may_continue:
         return
     for _ in range(2):
         list(read)

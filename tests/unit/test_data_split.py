@@ -407,7 +407,7 @@ SHUFFLED_AND_REPEATED: dict[str, Callable[[], tf.data.Dataset]] = {
         _shuffled().map(_add_one).repeat(3), _range(50).map(_add_one)
     ).batch(4),
     "a global seed": lambda: _seeded_globally().map(_add_one).repeat(3).batch(4),
-    "for ever": lambda: _shuffled().map(_add_one).repeat().take(25).batch(4),
+    "without end": lambda: _shuffled().map(_add_one).repeat().take(25).batch(4),
     "twice": lambda: (
         _shuffled().map(_add_one).repeat(2).shuffle(18, 5).map(_add_one).repeat(2).batch(4)
     ),

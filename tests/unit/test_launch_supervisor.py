@@ -55,8 +55,8 @@ def test_what_is_printed_arrives_in_marked_lines(
             announce(each, file.fileno())
     lines = (tmp_path / "news").read_bytes().splitlines(keepends=True)
     assert max(map(len, lines)) <= 4096  # what a pipe takes in one piece
-    marked = RankPrefix(name_hosts=True)
-    shown = b"".join(marked.add(parse(line, "run")) for line in lines) + marked.finish(1)
+    prefixed = RankPrefix(name_hosts=True)
+    shown = b"".join(prefixed.add(parse(line, "run")) for line in lines) + prefixed.finish(1)
     expected = [b"[rank 3 on node] " + line + b"\n" for line in text.split(b"\n")]
     assert shown == b"".join(expected)
 
@@ -66,10 +66,10 @@ def test_lines_of_ranks_are_put_together_and_noise_is_left_out() -> None:
         [news] = prints(PRINTED, rank, "node", 2, text)
         return news
 
-    marked = RankPrefix(name_hosts=False, hidden=[b"noise"])
-    assert marked.add(piece(0, b"half ")) == b""
-    assert marked.add(piece(1, b"noise of TensorFlow\nwhole\n")) == b"[rank 1] whole\n"
-    assert marked.add(piece(0, b"line\n")) == b"[rank 0] half line\n"
+    prefixed = RankPrefix(name_hosts=False, hidden=[b"noise"])
+    assert prefixed.add(piece(0, b"half ")) == b""
+    assert prefixed.add(piece(1, b"noise of TensorFlow\nwhole\n")) == b"[rank 1] whole\n"
+    assert prefixed.add(piece(0, b"line\n")) == b"[rank 0] half line\n"
 
 
 def test_a_longer_cause_is_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_tests_after_it_run_and_pass(suite: InnerRun, event: str) -> None:
     assert suite.outcomes()[f"test_after_{event}[2-ranks]"] == "PASSED"
 
 
-def test_ranks_that_fail_together_go_on(suite: InnerRun) -> None:
+def test_ranks_that_fail_together_continue(suite: InnerRun) -> None:
     assert suite.outcomes()["test_all_ranks_fail[2-ranks]"] == "FAILED"
     assert suite.outcomes()["test_same_ranks_after_all_failed[2-ranks]"] == "PASSED"
 

@@ -19,7 +19,7 @@ def cores(*numbers: int) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def place(gpus: str | None = None) -> RankLocation:
+def location(gpus: str | None = None) -> RankLocation:
     return RankLocation("host", cores(0, 1), gpus)
 
 
@@ -61,20 +61,20 @@ def test_system_without_control_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "local_rank", "places", "planned", "gpu"),
+    ("count", "local_rank", "locations", "planned", "gpu"),
     [
-        (4, 1, [place()] * 2, None, 1),
-        (8, 1, [place()] * 2, 4, 4),
-        (1, 1, [place()] * 2, None, None),
-        (1, 1, [place("3"), place("5")], None, 0),  # each sees its own
-        (1, 1, [place("3"), place("3")], None, None),
-        (0, 0, [place()], 0, None),
+        (4, 1, [location()] * 2, None, 1),
+        (8, 1, [location()] * 2, 4, 4),
+        (1, 1, [location()] * 2, None, None),
+        (1, 1, [location("3"), location("5")], None, 0),  # each sees its own
+        (1, 1, [location("3"), location("3")], None, None),
+        (0, 0, [location()], 0, None),
     ],
 )
 def test_gpu_of_a_rank(
-    count: int, local_rank: int, places: list[RankLocation], planned: int | None, gpu: int | None
+    count: int, local_rank: int, locations: list[RankLocation], planned: int | None, gpu: int | None
 ) -> None:
-    assert choose_gpu(count, local_rank, tuple(places), planned) == gpu
+    assert choose_gpu(count, local_rank, tuple(locations), planned) == gpu
 
 
 class Threading:

@@ -1,4 +1,4 @@
-"""Which versions are refused, with which words; and what is said of versions in other places."""
+"""Which versions are refused, with which message; and what other files say about versions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_private_attribute_that_is_gone() -> None:
         internals.arrays_of(object())
 
 
-# What other places say
+# What other files say
 
 
 def test_the_table_of_pairs_begins_and_ends_with_the_versions_that_are_named() -> None:
