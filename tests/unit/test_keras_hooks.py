@@ -22,6 +22,7 @@ from tarantella.errors import VersionError
 from tarantella.internals import keras as internals
 from tarantella.keras import hooks
 from tarantella.keras.hooks import Hook
+from tarantella.runtime import versions
 
 VERSION = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
 
@@ -70,6 +71,7 @@ def test_every_row_names_something_of_keras(row: Hook) -> None:
     assert row.does.endswith(".")
     oldest, newest = (tuple(map(int, version.split("."))) for version in row.checked)
     assert oldest <= newest
+    assert row.checked[1] == versions.VERSIONS["Keras"][1]
     if row in ARGUMENTS:
         assert list(inspect.signature(definition).parameters) == ARGUMENTS[row], VERSION
 

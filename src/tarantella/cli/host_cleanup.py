@@ -48,7 +48,7 @@ def clean_up_host(question: dict[str, Any]) -> int:
         processes.send_signal(processes.to_signal(found), signal.SIGTERM)
         deadline = time.monotonic() + times.TIME_TO_CLEAN_UP
         while find() and time.monotonic() < deadline:
-            time.sleep(times.LOOK_AT_CLEANUP)
+            time.sleep(times.CLEANUP_CHECK_INTERVAL)
     else:
         return len(found)
     remain = find()

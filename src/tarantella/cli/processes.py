@@ -117,7 +117,7 @@ def kill_until_gone(find: Callable[[], list[Process]]) -> None:
     deadline = time.monotonic() + times.TIME_TO_BE_KILLED
     while (found := find()) and time.monotonic() < deadline:
         send_signal((process.pid for process in found), signal.SIGKILL)
-        time.sleep(times.LOOK_AT_KILLED)
+        time.sleep(times.KILLED_CHECK_INTERVAL)
 
 
 def _is_rank_of(process: Process, script: str) -> bool:

@@ -119,7 +119,7 @@ class OutputRelay:
         """Tell the outcome what is overdue."""
         now = time.monotonic()
         gap = now - self._looked
-        if gap < times.LOOK_AT_CLOCK:
+        if gap < times.CLOCK_CHECK_INTERVAL:
             return
         self._looked = now
         if gap > times.GAP_OF_STOPPED_COMMAND:  # or nobody has read its output
@@ -143,7 +143,7 @@ class OutputRelay:
     def _timeout(self) -> float:
         waiting = self._deadline or self._workers_deadline
         held = any(stream.holds for stream in self._filters.values())
-        return times.OUTPUT_PAUSE if waiting or held else times.LOOK_AT_CLOCK
+        return times.OUTPUT_PAUSE if waiting or held else times.CLOCK_CHECK_INTERVAL
 
     def _time_is_up(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline

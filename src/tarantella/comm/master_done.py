@@ -89,7 +89,7 @@ def done_by_master(subject: Subject, action: Callable[[], None]) -> None:
 def report_failure(error: Exception) -> None:
     """Tells the ranks that wait for the master that it failed before it got there.
 
-    It must be about to enter a barrier, as they will when they have heard of it.
+    It must be about to enter a barrier, as they will when they receive this.
     """
     if world.is_master_rank():
         _reports().send(None, messages.packed_error(error))

@@ -114,7 +114,7 @@ def keep_until_done(request: Any, buffers: Any) -> None:
 
 def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
     """Waits between two checks: not at all at first, then longer and longer."""
-    for _ in range(times.LOOKS_WITHOUT_PAUSE):
+    for _ in range(times.CHECKS_WITHOUT_PAUSE):
         yield
     pause = times.SHORTEST_PAUSE
     while True:

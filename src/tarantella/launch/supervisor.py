@@ -193,7 +193,7 @@ class _Program:
                 self._tell(LEAVES, configuration().grace_seconds)
             if self._heartbeat is not None and time.monotonic() >= next_beat:
                 next_beat += self._heartbeat
-                self._show_life()
+                self._send_heartbeat()
         for key in list(self._selector.get_map().values()):
             self._read(key.fd, key.data, to_the_end=True)
         if self._status != 0 and not self.was_asked_to_end:
@@ -217,7 +217,7 @@ class _Program:
     def _tell(self, kind: str, status: int = 0) -> None:
         announce(Announcement(kind, self._rank, self._host, self._pid, status))
 
-    def _show_life(self) -> None:
+    def _send_heartbeat(self) -> None:
         announce(Announcement(ALIVE, self._rank, self._host, os.getpid()))
         if lost_connection.is_cut_off(os.getppid()):
             # Nobody can tell us to end any more, and nobody waits for us.
@@ -280,8 +280,8 @@ def _clean_up_after(launcher_pid: int, seconds: float) -> None:
         signal.signal(number, signal.SIG_IGN)
     deadline = time.monotonic() + times.TIME_TO_END_CUT_OFF
     while time.monotonic() < deadline and any(map(_is_there, (launcher_pid, supervisor))):
-        time.sleep(times.LOOK_AT_CUT_OFF)
-    time.sleep(times.LOOK_AT_CUT_OFF)
+        time.sleep(times.CUT_OFF_CHECK_INTERVAL)
+    time.sleep(times.CUT_OFF_CHECK_INTERVAL)
     remove_leftovers(seconds + times.TIME_TO_END_CUT_OFF)
     os._exit(0)
 

@@ -123,7 +123,7 @@ def send(line: bytes, descriptor: int = 2) -> None:
             times.TIME_FOR_EMPTY_PIPE if os.environ.get(ONE_BY_ONE) else 0
         )
         while _unread(descriptor) and time.monotonic() < deadline:
-            time.sleep(times.LOOK_AT_PIPE)
+            time.sleep(times.PIPE_CHECK_INTERVAL)
         os.write(descriptor, line)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 # A rank that shares its core with others checks again and again whether they have arrived. The
 # first checks come without a pause, since the others are often about to arrive; then the pauses
 # double, from long enough to let another rank run to short enough not to delay a step.
-LOOKS_WITHOUT_PAUSE = 50
+CHECKS_WITHOUT_PAUSE = 50
 SHORTEST_PAUSE = 20e-6
 LONGEST_PAUSE = 1e-3
-# Gradients travel in the background, and MPI moves on only when it is called: on a link of
+# Gradients are sent in the background, and MPI makes progress only when it is called: on a link of
 # 1 Gbit/s, twice this pause costs a tenth of the speed.
 LONGEST_PAUSE_FOR_GRADIENTS = 100e-6
 assert SHORTEST_PAUSE < LONGEST_PAUSE_FOR_GRADIENTS < LONGEST_PAUSE
@@ -38,7 +38,7 @@ assert REPORT_IS_FRESH > 2 * LONGEST_TIME_BETWEEN_REPORTS
 
 # --- A rank that fails ------------------------------------------------------------------------
 
-# When all ranks fail alike, only the first one should speak: each waits a little longer than the
+# When all ranks fail alike, only the first one should report: each waits a little longer than the
 # one before it, and is ended meanwhile. The shortest turn leaves time for a traceback and
 # MPI_Abort; the longest limits the wait of a high rank that fails alone.
 SHORTEST_TURN = 0.6
@@ -47,10 +47,11 @@ LONGEST_TURN = 2.0
 # MPI_Abort drops what the launcher has not yet read.
 TIME_TO_READ_BEFORE_ABORT = 0.2
 assert TIME_TO_READ_BEFORE_ABORT < SHORTEST_TURN
-# A rank that only passes on the error of another one lets every rank with an error speak first.
+# A rank that only passes on the error of another one lets every rank with its own error report
+# first.
 TURN_OF_AN_ECHO = LONGEST_TURN + SHORTEST_TURN
-# A rank whose data fail looks to the others like one whose data end: they give it the time to
-# say why before they raise an error about it.
+# To the others, a rank whose data fail looks like one whose data end: they give it time to report
+# its error before they raise one about it.
 TIME_FOR_DATA_ERROR = 4.0
 assert TIME_FOR_DATA_ERROR > LONGEST_TURN + TIME_TO_READ_BEFORE_ABORT
 # MPICH ends the other ranks with the status of the one that called MPI_Abort; once one has ended,
@@ -65,13 +66,13 @@ assert TIME_TO_END_TOGETHER > TIME_FOR_CAUSE
 
 # Some launchers tear a line unless it is alone in the pipe: a rank checks this often, and for this
 # long, whether the pipe is empty.
-LOOK_AT_PIPE = 0.0002
+PIPE_CHECK_INTERVAL = 0.0002
 TIME_FOR_EMPTY_PIPE = 1.0
-# Open MPI drops what is still on its way when a rank has ended.
+# Open MPI drops output that is still in flight when a rank has ended.
 TIME_TO_READ_BEFORE_END = 0.3
-# On other hosts, supervisors show that they are alive ...
+# On other hosts, supervisors send heartbeats ...
 TIME_BETWEEN_HEARTBEATS = 5.0
-# ... and after this long without a sign, with several lost, the host is considered dead.
+# ... and after this long without one, when several are missing, the host is considered dead.
 HOST_IS_DEAD = 30.0
 assert HOST_IS_DEAD > 3 * TIME_BETWEEN_HEARTBEATS
 # Supervisors on a host that has lost the others notice it, too: the kernel retransmits what is not
@@ -82,16 +83,16 @@ REPEATS_UNTIL_CUT_OFF = 7
 TIME_TO_START = 60.0
 assert TIME_TO_START > HOST_IS_DEAD
 
-# --- The command during a run ----------------------------------------------------------
+# --- The command during a run -----------------------------------------------------------------
 
 # What looks like the start of a launcher's message is held back until output pauses this long.
 OUTPUT_PAUSE = 0.1
 # The command looks at the clock this often. After a much longer gap it was stopped itself, and
-# nothing that did not arrive meanwhile was missing.
-LOOK_AT_CLOCK = 1.0
-GAP_OF_STOPPED_COMMAND = 3 * LOOK_AT_CLOCK
-assert OUTPUT_PAUSE < LOOK_AT_CLOCK
-assert TIME_FOR_CAUSE + LOOK_AT_CLOCK < TIME_TO_END_TOGETHER  # the clock shows both late
+# does not count what failed to arrive meanwhile as missing.
+CLOCK_CHECK_INTERVAL = 1.0
+GAP_OF_STOPPED_COMMAND = 3 * CLOCK_CHECK_INTERVAL
+assert OUTPUT_PAUSE < CLOCK_CHECK_INTERVAL
+assert TIME_FOR_CAUSE + CLOCK_CHECK_INTERVAL < TIME_TO_END_TOGETHER  # the clock shows both late
 
 # --- The end of a run -------------------------------------------------------------------------
 
@@ -110,14 +111,14 @@ TIME_TO_CLEAN_UP_HOSTS = 4
 assert TIME_FOR_RANKS_TO_END + TIME_FOR_WORKERS_TO_END + TIME_TO_CLEAN_UP_HOSTS <= TIME_TO_END_RUN
 # A killed process is gone at once, unless the kernel is busy with it.
 TIME_TO_BE_KILLED = 2.0
-LOOK_AT_KILLED = 0.02
+KILLED_CHECK_INTERVAL = 0.02
 assert TIME_TO_BE_KILLED < TIME_TO_CLEAN_UP_HOSTS
-# `--cleanup` asks the command of a run to end, which takes what such an end takes.
+# `--cleanup` asks the command of a run to end, which may take that long.
 TIME_TO_CLEAN_UP = TIME_TO_END_RUN
-LOOK_AT_CLEANUP = 0.05
+CLEANUP_CHECK_INTERVAL = 0.05
 # On a host that is cut off, the launcher and the supervisors end before their files are removed.
 TIME_TO_END_CUT_OFF = 3.0 * TIME_FROM_TERM_TO_KILL
-LOOK_AT_CUT_OFF = 0.1
+CUT_OFF_CHECK_INTERVAL = 0.1
 # The clocks of file systems differ from ours by up to this much.
 CLOCK_ERROR_OF_FILES = 2.0
 
@@ -127,7 +128,8 @@ CLOCK_ERROR_OF_FILES = 2.0
 # start of mpiexec from a shared file system.
 TIME_FOR_NVIDIA_SMI = 20
 TIME_FOR_MPIEXEC_VERSION = 20
-# What asks a host is terminated first, so that srun can end what it has started there.
+# A program that asks a host is terminated before it is killed, so that srun can end what it has
+# started there.
 TIME_FOR_QUESTION_TO_END = 1.0
 # How long Open MPI's launcher may take to reach a host through the scheduler.
 TIME_TO_REACH_HOST = 60
