@@ -42,10 +42,35 @@ def test_one_rank_on_each_host_with_a_warning_where_there_is_no_gpu(cluster: Clu
     assert result.stdout.startswith("0 2 0 1 node2 ")
     assert result.stdout.count("\n") == 1  # of the master rank only
     warnings = [line for line in result.stderr.splitlines() if "WARNING" in line]
-    assert [re.findall(r"node\d", line) for line in warnings] == [["node2", "node3"]]
+    assert [re.findall(r"node\d", line) for line in warnings] == [["node2", "node3"]] * 2
+    assert warnings[-1] == result.stderr.splitlines()[-1]
     table = [line.split() for line in result.stderr.splitlines() if "WARNING" not in line]
     assert table[0][:2] == ["host", "state"]
     assert [row[:2] for row in table[1:3]] == [["node2", "ok"], ["node3", "ok"]]
+
+
+def test_one_host_without_a_gpu_keeps_all_on_the_cpu_or_is_an_error(cluster: Cluster) -> None:
+    """The others are those that ssh starts, and find no tool that lists GPUs."""
+    tool = cluster.folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho GPU-simulated, 00000000:00:00.0, Simulated\n")
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    environ = {"PATH": path, "CUDA_VISIBLE_DEVICES": "GPU-simulated"}
+    command = [*COMMAND, "--hostfile", cluster.hostfile("node1", "node2")]
+    script = cluster.script("print('it runs')\n")
+    result = cluster["node1"].run(*command, "--", script, env=environ)
+    assert result.stdout == "it runs\n"
+    assert result.stderr.splitlines()[-1] == (
+        "tarantella WARNING: The run used the CPU: no GPU was found on host node2, so 1 GPU on "
+        "host node1 stood idle. Use --gpu to make this an error."
+    )
+    refused = cluster["node1"].run(*command, "--gpu", "--", script, env=environ, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "tarantella: --gpu needs a GPU for each rank, but no GPU was found on host node2: leave "
+        "out that host, or use --no-gpu to run on the CPU.\n"
+    )
 
 
 def test_messages_of_every_rank_are_marked_with_the_host(cluster: Cluster) -> None:

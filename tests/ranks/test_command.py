@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,8 +22,9 @@ START = "from tarantella.runtime import world\n"
 
 
 def run(*command: str | bytes, **settings: object) -> subprocess.CompletedProcess[str]:
+    settings = {"capture_output": True, **settings}
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command, capture_output=True, text=True, timeout=LIMIT, **settings
+        command, text=True, timeout=LIMIT, **settings
     )
 
 
@@ -209,9 +211,106 @@ def test_warning_without_gpus(tmp_path: Path) -> None:
     script = write(tmp_path, WHO)
     result = run(*COMMAND, "--", script, env=environ)
     assert result.stdout == "0 1 0 1\n"
-    assert result.stderr.startswith("tarantella WARNING: No GPU was found on host ")
+    first, last = result.stderr.splitlines()
+    assert first.startswith("tarantella WARNING: No GPU was found on host ")
+    assert last.startswith("tarantella WARNING: The run used the CPU: no GPU was found on host ")
+    assert "idle" not in last
     quiet = run(*COMMAND, "--log-level", "ERROR", "--dry-run", "--", script, env=environ)
     assert quiet.stderr == ""
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with two GPUs, which no TensorFlow can use."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    names = ("GPU-simulated-0", "GPU-simulated-1")
+    lines = "".join(f"{name}, 00000000:00:00.0, Simulated\\n" for name in names)
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+IDLE = r"has 2 GPUs for 3 ranks, so 2 GPUs on host \S+ stood idle\. Use --gpu to make this an error"
+
+
+def test_gpus_that_stood_idle_are_named_after_all_output(
+    tmp_path: Path, two_gpus: dict[str, str]
+) -> None:
+    both = {"stderr": subprocess.STDOUT, "stdout": subprocess.PIPE, "capture_output": False}
+    script = write(tmp_path, "print('it runs')\n")
+    result = run(*COMMAND, "-n", "3", "--", script, env=two_gpus, **both)
+    first, output, last = result.stdout.splitlines()
+    assert result.returncode == 0
+    assert re.match(r"tarantella WARNING: Host \S+ has 2 GPUs for 3 ranks: they run on", first)
+    assert output == "it runs"
+    assert re.match(rf"tarantella WARNING: The run used the CPU: host \S+ {IDLE}", last)
+    for quiet in ("--no-gpu", "--log-level=ERROR"):
+        silent = run(*COMMAND, "-n", "3", quiet, "--", script, env=two_gpus)
+        assert (silent.stdout, silent.stderr) == ("it runs\n", "")
+
+
+def test_gpus_that_stood_idle_are_named_once_before_the_failure(
+    tmp_path: Path, two_gpus: dict[str, str]
+) -> None:
+    script = write(tmp_path, "raise SystemExit(3)\n")
+    result = run(*COMMAND, "-n", "3", "--max-restarts", "1", "--", script, env=two_gpus)
+    assert result.returncode == 3
+    lines = result.stderr.splitlines()
+    assert [" GPUs for " in line for line in lines] == [True, False, False, True, True, False]
+    assert re.search(IDLE, lines[-2])
+    assert "restart 1 of 1" in lines[2]
+    assert " failed: " in lines[1]
+    assert " failed: " in lines[-1]
+
+
+def test_gpus_or_an_error(tmp_path: Path, two_gpus: dict[str, str]) -> None:
+    script = write(tmp_path, "print('it runs')\n")
+    enough = run(*COMMAND, "--gpu", "--", script, env=two_gpus)
+    assert (enough.returncode, enough.stdout, enough.stderr) == (0, "it runs\n", "")
+    refused = run(*COMMAND, "--gpu", "-n", "3", "--", script, env=two_gpus)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.fullmatch(
+        r"tarantella: --gpu needs a GPU for each rank, but host \S+ has 2 GPUs for 3 ranks: start "
+        r"fewer ranks, or use --no-gpu to run on the CPU\.\n",
+        refused.stderr,
+    )
+
+
+USES_TENSORFLOW = "import tarantella, tensorflow\nprint('it runs')\n"
+
+
+@pytest.mark.parametrize("launcher", ["command", "mpiexec"])
+def test_gpus_that_tensorflow_does_not_find_are_an_error(
+    launcher: str, tmp_path: Path, two_gpus: dict[str, str]
+) -> None:
+    script = write(tmp_path, USES_TENSORFLOW)
+    command = (*COMMAND, "--gpu", "--max-restarts", "1", "--")
+    if launcher == "mpiexec":
+        two_gpus["TNT_GPU"] = "true"
+        command = ("mpiexec", "-n", "2", sys.executable)
+    result = run(*command, script, env=two_gpus)
+    assert (result.returncode, result.stdout) == (2, "")
+    asked = "--gpu" if launcher == "command" else "TNT_GPU"
+    message = f"InputError: {asked} needs a GPU for each rank, but TensorFlow finds no GPU for 2 "
+    assert result.stderr.count(f"tarantella.errors.{message}") == 1
+    files = re.findall(r'File "(.*?)"', result.stderr)
+    assert [Path(file).name for file in files] == ["script.py"]  # nothing of the library
+    assert "restart" not in result.stderr
+    assert "idle" not in result.stderr
+
+
+def test_gpus_that_tensorflow_does_not_find_stood_idle(
+    tmp_path: Path, two_gpus: dict[str, str]
+) -> None:
+    result = run(*COMMAND, "--", write(tmp_path, USES_TENSORFLOW), env=two_gpus)
+    assert (result.returncode, result.stdout) == (0, "it runs\n")
+    assert re.fullmatch(
+        r"tarantella WARNING: 2 ranks on host \S+ used the CPU, and 2 GPUs stood idle: TensorFlow "
+        r"found no GPU there\. Use --gpu to make this an error\.",
+        result.stderr.splitlines()[-1],
+    )
 
 
 def test_other_program_than_python() -> None:

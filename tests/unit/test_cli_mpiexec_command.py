@@ -68,6 +68,15 @@ def test_environment_on_gpus() -> None:
     assert "TNT_NO_GPU" not in command.environment
 
 
+def test_the_option_for_devices_counts_and_not_the_variable_against_it() -> None:
+    gpu = replace(ASKED, gpu=True, given=frozenset({"gpu"}))
+    environment = command_of(gpu, {"TNT_NO_GPU": "true"}).environment
+    assert (environment["TNT_GPU"], environment["TNT_NO_GPU"]) == ("true", "false")
+    cpu = replace(ASKED, no_gpu=True, given=frozenset({"no_gpu"}))
+    environment = command_of(cpu, {"TNT_GPU": "true"}).environment
+    assert (environment["TNT_GPU"], environment["TNT_NO_GPU"]) == ("false", "true")
+
+
 GIVEN = (
     "no_gpu",
     "log_level",

@@ -82,6 +82,7 @@ GIVEN_FOR_RANKS: dict[str, tuple[list[str], Any]] = {
     "timeline": (["--timeline", " a b"], " a b"),
     "stall_seconds": (["--stall-timeout", "0"], 0),
     "grace_seconds": (["--grace-period", "7"], 7),
+    "gpu": (["--gpu"], True),
     "no_gpu": (["--no-gpu"], True),
 }
 
@@ -147,6 +148,8 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
             "-n 2 and --n-per-node 4 contradict each other",
         ),
         (["-n", "2", "--n-per-node", "2", "--", "script.py"], "exclude each other"),
+        (["--gpu", "--no-gpu", "--", "script.py"], "--gpu and --no-gpu exclude each other"),
+        (["--gpus", "2", "--", "script.py"], "--gpus is not an option"),  # -n 2 is
         (["--devices-per-node", "0", "--", "script.py"], "--devices-per-node: '0'"),
         (["--force", "--", "script.py"], "--force needs --cleanup"),
         (["--allow-fewer-hosts", "--", "script.py"], "--allow-fewer-hosts needs --max-rest"),

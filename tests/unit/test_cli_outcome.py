@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from tarantella.cli.gpu_shortage import reminders_of_ranks
 from tarantella.cli.outcome import Outcome
-from tarantella.runtime.announce import ENDED, FAILED, FINISHED, STARTED, Announcement
+from tarantella.runtime.announce import ENDED, FAILED, FINISHED, ON_CPU, STARTED, Announcement
 
 
 def run_of(*news: Announcement, ranks: int = 2) -> Outcome:
@@ -22,6 +23,22 @@ def run_of(*news: Announcement, ranks: int = 2) -> Outcome:
 def test_every_rank_ended_well() -> None:
     outcome = run_of(Announcement(ENDED, 0, "node0", 1), Announcement(ENDED, 1, "node1", 2))
     assert outcome.end(0) is None
+
+
+def test_ranks_without_the_gpus_that_were_planned_are_counted_on_each_host() -> None:
+    outcome = run_of(
+        Announcement(ON_CPU, 2, "node1", 3, status=1),
+        Announcement(ON_CPU, 0, "node0", 1, status=0),
+        Announcement(ON_CPU, 1, "node0", 2, status=0),
+        ranks=3,
+    )
+    assert reminders_of_ranks(outcome.on_cpu) == (
+        "2 ranks on host node0 used the CPU, and 2 GPUs stood idle: TensorFlow found no GPU "
+        "there. Use --gpu to make this an error.",
+        "1 rank on host node1 used the CPU, and 1 GPU stood idle: TensorFlow found only 1 GPU "
+        "there. Use --gpu to make this an error.",
+    )
+    assert outcome.failure is None
 
 
 def test_the_first_failure_is_the_cause() -> None:

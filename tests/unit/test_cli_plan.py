@@ -130,6 +130,80 @@ def test_one_host_without_gpus_keeps_all_on_the_cpu() -> None:
     assert plan.warnings[1].startswith("All other hosts use the CPU as well")
 
 
+def refused(options: Options, *hosts: Host) -> str:
+    """The error of a plan for GPUs or nothing."""
+    with pytest.raises(InputError) as raised:
+        make_plan(replace(options, gpu=True, given=frozenset({"gpu"})), hosts)
+    return str(raised.value)
+
+
+def test_gpus_or_an_error_where_there_are_enough() -> None:
+    for options in (ASKED, replace(ASKED, ranks=2)):
+        assert make_plan(replace(options, gpu=True), [NODE]) == make_plan(options, [NODE])
+
+
+def test_gpus_or_an_error_on_a_machine_without() -> None:
+    text = "--gpu needs a GPU for each rank, but {}: use --no-gpu to run on the CPU."
+    assert refused(ASKED, LAPTOP) == text.format("no GPU was found on host laptop")
+    assert refused(replace(ASKED, ranks=4), LAPTOP) == text.format(
+        "host laptop has no GPU for 4 ranks"
+    )
+
+
+def test_gpus_or_an_error_with_more_ranks_than_gpus() -> None:
+    assert refused(replace(ASKED, ranks=9), NODE) == (
+        "--gpu needs a GPU for each rank, but host node has 8 GPUs for 9 ranks: start fewer "
+        "ranks, or use --no-gpu to run on the CPU."
+    )
+
+
+def test_gpus_or_an_error_on_several_hosts_names_those_that_have_too_few() -> None:
+    one = replace(NODE, name="one", gpus=NODE.gpus[:1])
+    assert refused(ASKED, NODE, SERVER) == (
+        "--gpu needs a GPU for each rank, but no GPU was found on host server: leave out that "
+        "host, or use --no-gpu to run on the CPU."
+    )
+    assert refused(replace(ASKED, ranks_per_host=2), NODE, SERVER, one, LAPTOP) == (
+        "--gpu needs a GPU for each rank, but hosts server, laptop have no GPU each for 2 ranks, "
+        "and host one has 1 GPU for 2 ranks: start fewer ranks, or leave out those hosts, or use "
+        "--no-gpu to run on the CPU."
+    )
+
+
+def test_gpus_or_an_error_by_a_variable() -> None:
+    with pytest.raises(InputError, match="^TNT_GPU needs a GPU for each rank, but no GPU was"):
+        make_plan(replace(ASKED, gpu=True), [LAPTOP])
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "reminder"),
+    [
+        (ASKED, [LAPTOP], "no GPU was found on host laptop."),
+        (ASKED, [LAPTOP, SERVER], "no GPU was found on hosts laptop, server."),
+        (
+            replace(ASKED, ranks=9),
+            [NODE],
+            "host node has 8 GPUs for 9 ranks, so 8 GPUs on host node stood idle.",
+        ),
+        (
+            replace(ASKED, ranks_per_host=1),
+            [NODE, LAPTOP, replace(NODE, name="other", gpus=NODE.gpus[:1])],
+            "host laptop has no GPU for 1 rank, so 9 GPUs on hosts node, other stood idle.",
+        ),
+    ],
+)
+def test_gpus_that_stood_idle_are_counted_after_the_run(
+    options: Options, hosts: list[Host], reminder: str
+) -> None:
+    reminders = make_plan(options, hosts).reminders
+    assert reminders == (f"The run used the CPU: {reminder} Use --gpu to make this an error.",)
+
+
+@pytest.mark.parametrize("options", [ASKED, replace(ASKED, ranks=9, no_gpu=True)])
+def test_gpus_in_use_or_not_asked_for_are_no_reason_for_a_reminder(options: Options) -> None:
+    assert make_plan(options, [NODE]).reminders == ()
+
+
 def test_pinned_ranks_stay_inside_of_domains() -> None:
     options = replace(ASKED, ranks=3, no_gpu=True, pin_to_socket=True, pin_memory_to_socket=True)
     ranks = make_plan(options, [SERVER]).ranks

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tarantella.runtime import devices, world
+from tarantella.errors import InputError
+from tarantella.runtime import devices, launcher, world
+from tarantella.runtime.announce import ON_CPU, Announcement
 from tarantella.runtime.configuration import Configuration
 from tarantella.runtime.cores import core_limit, thread_share
 from tarantella.runtime.devices import choose_gpu
@@ -136,3 +138,82 @@ def test_what_the_user_has_set_in_the_environment_stays(monkeypatch: pytest.Monk
 def test_threads_for_openmp_are_meant_for_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
     assert shared(Threading(), Configuration()) == (2, devices.LEAST_INTER_OP_THREADS)
+
+
+class Devices:
+    """Stands in for `tf.config` on a host with some GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = [f"GPU:{number}" for number in range(gpus)]
+        self.visible: Any = "untouched"
+        self.experimental = SimpleNamespace(set_memory_growth=lambda gpu, grows: None)
+
+    def list_physical_devices(self, _: str) -> list[str]:
+        return self.gpus
+
+    def set_visible_devices(self, visible: Any, _: str) -> None:
+        self.visible = visible
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[Announcement]:
+    news: list[Announcement] = []
+    monkeypatch.setattr(devices, "announce", news.append)
+    monkeypatch.delenv("TNT_RUN_ID", raising=False)
+    monkeypatch.delenv(launcher.RANK_PROCESS, raising=False)
+    return news
+
+
+def seen(gpus: int, settings: Configuration) -> Any:
+    """What TensorFlow is told to use."""
+    config = Devices(gpus)
+    tf: Any = SimpleNamespace(config=config)
+    devices._take_gpu(tf, settings)
+    return config.visible
+
+
+@pytest.mark.usefixtures("two_ranks", "announced")
+@pytest.mark.parametrize(
+    ("gpus", "found"), [(0, "no GPU for 2 ranks on host host: check"), (1, "1 GPU for 2 ranks")]
+)
+def test_gpus_or_an_error(gpus: int, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = f"TNT_GPU needs a GPU for each rank, but TensorFlow finds {found}"
+    with pytest.raises(InputError, match=f"^{asked}.* or unset TNT_GPU to run on the CPU"):
+        seen(gpus, Configuration(gpu=True))
+    monkeypatch.setenv("TNT_RUN_ID", "1")
+    with pytest.raises(InputError, match=r"^--gpu needs a GPU .* or use --no-gpu to run"):
+        seen(gpus, Configuration(gpu=True, gpus=(gpus,)))
+    assert seen(2, Configuration(gpu=True)) == "GPU:0"
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_rank_announces_that_it_has_to_do_without_its_gpu(announced: list[Announcement]) -> None:
+    assert seen(2, Configuration(gpus=(1,))) == "GPU:1"
+    assert announced == []
+    assert seen(1, Configuration(gpus=(1,))) == []
+    assert [(news.kind, news.rank, news.host, news.status) for news in announced] == [
+        (ON_CPU, 0, "host", 1)
+    ]
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_worker_of_a_rank_may_do_without_a_gpu(
+    announced: list[Announcement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launcher.RANK_PROCESS, "1:0/2")
+    assert seen(0, Configuration(gpu=True, gpus=(0,))) == []
+    assert announced == []
+
+
+@pytest.mark.usefixtures("announced")
+def test_a_serial_run_is_only_checked() -> None:
+    assert seen(2, Configuration(gpu=True)) == "untouched"
+    with pytest.raises(InputError, match="TensorFlow finds no GPU for 1 rank"):
+        seen(0, Configuration(gpu=True))
+
+
+@pytest.mark.usefixtures("announced")
+def test_variables_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "configuration", lambda: Configuration(gpu=True, no_gpu=True))
+    with pytest.raises(InputError, match="TNT_GPU and TNT_NO_GPU exclude each other"):
+        devices.configure()

@@ -151,6 +151,8 @@ def _check_together(options: Options) -> None:
     """Options that exclude, or need, each other."""
     if options.ranks is not None and options.ranks_per_host is not None:
         raise InputError("-n and --n-per-node exclude each other: use one of them.")
+    if options.gpu and options.no_gpu:
+        raise InputError("--gpu and --no-gpu exclude each other: use one of them.")
     if options.cleanup and options.dry_run:
         raise InputError("--cleanup ends processes, and --dry-run does nothing: use one of them.")
     if options.allow_fewer_hosts and not options.max_restarts:

@@ -34,12 +34,18 @@ from tarantella.cli.network import check_interface, find_interfaces, find_rdma_d
 from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, make_plan
 from tarantella.cli.remote import is_here
-from tarantella.cli.run import RunIdentity, run
+from tarantella.cli.run import RunEnd, RunIdentity, run
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
 from tarantella.cli.signals import Stopped, StopSignals, handled_signals
 from tarantella.errors import InputError
 from tarantella.runtime.announce import RESTARTS
-from tarantella.runtime.configuration import LOG_LEVELS, Configuration, read_configuration
+from tarantella.runtime.configuration import (
+    GPU,
+    LOG_LEVELS,
+    NO_GPU,
+    Configuration,
+    read_configuration,
+)
 from tarantella.runtime.failure import BAD_INPUT
 
 _BROKEN_PIPE = 141
@@ -71,7 +77,7 @@ def _main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     given = {**dict(options.environment), **options.variables}
     settings = read_configuration({**os.environ, **given})
-    options = replace(options, no_gpu=settings.no_gpu)
+    options = _with_devices(options, settings, given)
     environ = environment_without_run(os.environ)
     allocation = _allocation(options, environ)
     with handled_signals() as stop_signals:
@@ -94,17 +100,27 @@ def _run_with_restarts(
 ) -> int:
     restarts = 0
     identity = RunIdentity()
-    while True:
-        environ[RESTARTS] = str(restarts)
-        may_lose_hosts = options.allow_fewer_hosts and restarts > 0
-        status = _run(
-            options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
-        )
-        if status in (0, BAD_INPUT) or stop_signals.received or restarts == options.max_restarts:
-            return status
-        restarts += 1
-        console.show(f"restart {restarts} of {options.max_restarts}.")
-        stop_signals.arm()
+    reminders: tuple[str, ...] = ()
+    try:
+        while True:
+            environ[RESTARTS] = str(restarts)
+            may_lose_hosts = options.allow_fewer_hosts and restarts > 0
+            end = _run(
+                options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
+            )
+            reminders = end.reminders
+            is_final = end.status in (0, BAD_INPUT) or stop_signals.received
+            if is_final or restarts == options.max_restarts:
+                break
+            console.show(end.message)
+            restarts += 1
+            console.show(f"restart {restarts} of {options.max_restarts}.")
+            stop_signals.arm()
+    finally:
+        _warn(reminders, settings)
+    if end.message:
+        console.show(end.message)  # the last line says what failed
+    return end.status
 
 
 def _run(
@@ -115,8 +131,8 @@ def _run(
     stop_signals: StopSignals,
     may_lose_hosts: bool,
     identity: RunIdentity,
-) -> int:
-    """Plan the ranks and run them once; returns the exit status."""
+) -> RunEnd:
+    """Plan the ranks and run them once."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
     if allocation is not None:
         environ = allocation.launcher_environment(environ)
@@ -127,6 +143,11 @@ def _run(
         placement = Placement(None, plan.counts)
     elif options.dry_run:
         here = this_host(seen_by_ranks)
+        if options.gpu and options.ranks_per_host is None and not here.gpus:
+            raise InputError(
+                "--dry-run contacts no host, and this machine has no GPU to judge them by: say "
+                "with --n-per-node how many each of them has."
+            )
         plan = make_plan(options, assumed_hosts(allocation.hosts, here, options.ranks_per_host))
         wanted = options.network_interface
         interfaces = dict.fromkeys(plan.counts, wanted) if wanted else {}
@@ -141,10 +162,11 @@ def _run(
     _warn(plan.warnings, settings)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, command)))
-        return 0
+        return RunEnd(0)
     if options.output_dir:
         _make_folder(options.output_dir)
-    return run(command, environ, stop_signals, identity)
+    end = run(command, environ, stop_signals, identity)
+    return replace(end, reminders=plan.reminders + end.reminders)
 
 
 def _plan_for(
@@ -168,6 +190,23 @@ def _plan_for(
     placement = find_placement(allocation, plan.counts, findings, options.network_interface)
     _warn(differences(plan.hosts), settings)
     return plan, placement
+
+
+def _with_devices(options: Options, settings: Configuration, given: Mapping[str, str]) -> Options:
+    """Whether GPUs are asked for; the command line takes precedence over the environment.
+
+    Args:
+        options: what is on the command line
+        settings: what all variables say
+        given: the variables that are set on the command line
+    """
+    told = read_configuration(given)
+    decided = told if told.gpu != told.no_gpu else settings
+    if decided.gpu and decided.no_gpu:
+        raise InputError(
+            f"--gpu and --no-gpu exclude each other, and so do {GPU} and {NO_GPU}: use one of them."
+        )
+    return replace(options, gpu=decided.gpu, no_gpu=decided.no_gpu)
 
 
 def _check_directory() -> None:

@@ -100,8 +100,12 @@ def _environment(
     added |= options.variables
     if plan.uses_gpus:
         added[variables.GPUS] = _by_rank(plan, lambda rank: str(rank.gpu), ",")
+        if variables.NO_GPU in environ:
+            added[variables.NO_GPU] = "false"  # --gpu takes precedence
     else:
         added[variables.NO_GPU] = "true"
+        if variables.GPU in environ:
+            added[variables.GPU] = "false"  # --no-gpu takes precedence
     if len(plan.ranks) > 1 and variables.THREADS not in environ:
         added[variables.THREADS] = _by_rank(plan, lambda rank: str(rank.threads), ",")
     shared = max(plan.counts.values()) > 1 and variables.CORES not in environ

@@ -13,6 +13,7 @@ from tarantella.runtime.announce import (
     ENDED,
     FAILED,
     FINISHED,
+    ON_CPU,
     PRINTED_LAST,
     STARTED,
     Announcement,
@@ -72,6 +73,8 @@ class Outcome:
         self._hint = ""
         self.failure: Failure | None = None
         self.launchers: dict[str, list[str]] = {}  # the launcher's processes on each host
+        # On each host, the ranks that use the CPU, and how many GPUs TensorFlow finds there.
+        self.on_cpu: dict[str, dict[int, int]] = {}
 
     @property
     def all_started(self) -> bool:
@@ -90,6 +93,8 @@ class Outcome:
                 known.append(news.launcher)
         elif news.kind == PRINTED_LAST:
             self._tails.setdefault(news.rank, []).append(news)
+        elif news.kind == ON_CPU:
+            self.on_cpu.setdefault(news.host, {})[news.rank] = news.status
         elif news.kind == FINISHED:
             self._finished.add(news.rank)
         elif news.kind == FAILED:

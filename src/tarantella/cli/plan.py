@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tarantella.cli.gpu_shortage import find_shortage
 from tarantella.cli.host import Host
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
+from tarantella.runtime.configuration import GPU
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,19 @@ class Rank:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, and what the user should know about it."""
+    """What will be run, and what the user should know about it.
+
+    Attributes:
+        hosts: where
+        ranks: what
+        warnings: what to say before the run
+        reminders: what to say after it
+    """
 
     hosts: tuple[Host, ...]
     ranks: tuple[Rank, ...]
     warnings: tuple[str, ...] = ()
+    reminders: tuple[str, ...] = ()
 
     @property
     def uses_gpus(self) -> bool:
@@ -74,39 +84,21 @@ class Plan:
 def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
     """Assign the devices of the hosts to ranks.
 
-    All hosts use their GPUs, or none does: a run is as fast as its slowest rank.
+    All hosts use their GPUs, or none does: a run is as fast as its slowest rank. With `--gpu`, an
+    InputError says where there are too few.
     """
     asked = options.ranks or options.ranks_per_host
     counts = [asked or (0 if options.no_gpu else len(host.gpus)) for host in hosts]
-    lacking: dict[tuple[int, int], list[str]] = {}
-    if not options.no_gpu:
-        for host, count in zip(hosts, counts, strict=True):
-            if not host.gpus or len(host.gpus) < count:
-                lacking.setdefault((len(host.gpus), count), []).append(host.name)
-    use_gpus = not options.no_gpu and not lacking
-    warnings = [_too_few_gpus(names, *numbers) for numbers, names in lacking.items()]
-    if lacking and sum(map(len, lacking.values())) < len(hosts):
-        warnings.append(
-            "All other hosts use the CPU as well: a run is as fast as its slowest rank."
-        )
+    shortage = None if options.no_gpu else find_shortage(hosts, counts)
+    if shortage is not None and options.gpu:
+        raise InputError(shortage.refusal("--gpu" if "gpu" in options.given else GPU))
+    use_gpus = not options.no_gpu and shortage is None
     ranks: list[Rank] = []
     for host, count in zip(hosts, counts, strict=True):
         ranks += _ranks_of_host(host, count or 1, use_gpus, len(ranks), options)
-    return Plan(tuple(hosts), tuple(ranks), tuple(warnings))
-
-
-def _too_few_gpus(hosts: Sequence[str], gpus: int, ranks: int) -> str:
-    advice = "Use --no-gpu to run on the CPU without this warning."
-    names = ", ".join(hosts)
-    if ranks == 0 and len(hosts) == 1:
-        return f"No GPU was found on host {names}: one rank runs there, on the CPU. {advice}"
-    if ranks == 0:
-        return f"No GPU was found on hosts {names}: one rank runs on each, on the CPU. {advice}"
-    there = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
-    wanted = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    runs = "it runs" if ranks == 1 else "they run"
-    who = f"Host {names} has {there}" if len(hosts) == 1 else f"Hosts {names} have {there} each"
-    return f"{who} for {wanted}: {runs} on the CPU. {advice}"
+    if shortage is None:
+        return Plan(tuple(hosts), tuple(ranks))
+    return Plan(tuple(hosts), tuple(ranks), shortage.warnings(), (shortage.reminder(),))
 
 
 def _ranks_of_host(

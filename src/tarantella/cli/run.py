@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tarantella.cli import console, processes
+from tarantella.cli.gpu_shortage import reminders_of_ranks
 from tarantella.cli.host_cleanup import HOST_CLEANUP
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
@@ -40,13 +41,28 @@ class RunIdentity:
     began: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run has ended.
+
+    Attributes:
+        status: the exit status for the command
+        message: what failed; empty if nothing did, or if the user knows already
+        reminders: what the user should know about it
+    """
+
+    status: int
+    message: str = ""
+    reminders: tuple[str, ...] = ()
+
+
 def run(
     command: MpiexecCommand,
     environ: Mapping[str, str],
     stop_signals: StopSignals,
     identity: RunIdentity,
-) -> int:
-    """Start the ranks and wait until they end; returns the exit status for the command."""
+) -> RunEnd:
+    """Start the ranks and wait until they end."""
     settings = read_configuration({**environ, **command.environment})
     shows_warnings = settings.log_level != "ERROR"
     stalls = Stalls(dict(enumerate(command.hosts)), settings.stall_seconds, shows_warnings)
@@ -77,12 +93,12 @@ def run(
         failure = outcome.end(process.wait())
         if command.allocation is not None or status is not None or failure is not None:
             _clean_up_hosts(command.allocation, identity, outcome.launchers)
+    reminders = reminders_of_ranks(outcome.on_cpu)
     if status is not None:
-        return status
+        return RunEnd(status, reminders=reminders)
     if failure is None:
-        return 0
-    console.show(outcome.message())
-    return failure.status
+        return RunEnd(0, reminders=reminders)
+    return RunEnd(failure.status, outcome.message(), reminders)
 
 
 def _run_variables(command: MpiexecCommand, identity: RunIdentity) -> dict[str, str]:

@@ -30,6 +30,7 @@ STARTED = "started"  # a rank's process runs
 ALIVE = "alive"  # it still does
 PRINTED = "printed"  # output to be shown, with the rank in front
 PRINTED_LAST = "printed last"  # output to be shown if this rank turns out to have failed
+ON_CPU = "on cpu"  # TensorFlow does not find the GPU that is planned for it
 JOINS = "joins"  # it waits for all the others for the first time
 JOINED = "joined"  # they have arrived
 WAITS = "waits"  # it has waited for other ranks for too long
@@ -56,7 +57,8 @@ class Announcement:
         host: the name of its host
         pid: the process that this is about
         status: its exit status; the number of the signal that ended it, negated, or that stopped
-            it; the seconds that it has waited, or will take to leave
+            it; the seconds that it has waited, or will take to leave; the number of GPUs that
+            TensorFlow finds
         cause: why it failed, in one line; why it ended, if the reason lies elsewhere; where it
             waits, or is
         launcher: the identity of the launcher's process that started it

@@ -32,6 +32,7 @@ _OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's loggi
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 # The variables that the command sets from its plan.
+GPU = "TNT_GPU"
 NO_GPU = "TNT_NO_GPU"
 GPUS = "TNT_GPUS"
 THREADS = "TNT_THREADS"
@@ -176,6 +177,12 @@ class Configuration:
             "how long ranks that handle SIGTERM may take to save their work ({default})",
             metavar="SECONDS",
         ),
+    )
+    gpu: bool = setting(
+        False,
+        SWITCH,
+        GPU,
+        Option(("--gpu",), Group.DEVICES, "use GPUs, or end with an error if there are too few"),
     )
     no_gpu: bool = setting(
         False,

@@ -12,7 +12,8 @@ from types import ModuleType
 
 from tarantella.errors import InputError
 from tarantella.runtime import launcher, world
-from tarantella.runtime.configuration import Configuration, configuration, of_rank
+from tarantella.runtime.announce import ON_CPU, Announcement, announce, is_run_by_command
+from tarantella.runtime.configuration import GPU, NO_GPU, Configuration, configuration, of_rank
 from tarantella.runtime.cores import thread_share
 from tarantella.runtime.imports import when_imported
 from tarantella.runtime.log import LOGGER
@@ -27,7 +28,7 @@ LEAST_INTER_OP_THREADS = 7
 def configure() -> None:
     """Gives this rank its devices, as soon as TensorFlow is imported.
 
-    In a serial run TensorFlow is left alone.
+    In a serial run TensorFlow is left alone, except for a check that it has a GPU if it must.
     """
     try:
         settings = configuration()
@@ -35,7 +36,9 @@ def configure() -> None:
         if launcher.is_command():
             return  # the command reports it, in better words than an import can
         raise
-    if world.get_size() > 1 or settings.no_gpu or settings.gpus is not None:
+    if settings.gpu and settings.no_gpu and not launcher.is_command():
+        raise InputError(f"{GPU} and {NO_GPU} exclude each other: unset one of them.")
+    if world.get_size() > 1 or settings.gpu or settings.no_gpu or settings.gpus is not None:
         when_imported("tensorflow", lambda: _configure(settings))
 
 
@@ -89,12 +92,20 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
     local_rank, locations = world.get_local_rank(), world.get_local_locations()
     planned = of_rank(settings.gpus, world.get_rank())
     chosen = choose_gpu(len(gpus), local_rank, locations, planned)
+    is_rank = launcher.rank_of_parent() is None  # and not a process that a rank has started
+    if chosen is None and settings.gpu and is_rank:
+        raise InputError(_no_gpu(len(gpus), len(locations), locations[local_rank].host))
+    if world.get_size() == 1 and settings.gpus is None:
+        return  # a serial run, which was only checked
     if chosen is not None:
         tf.config.set_visible_devices(gpus[chosen], "GPU")
         tf.config.experimental.set_memory_growth(gpus[chosen], True)
         return
     tf.config.set_visible_devices([], "GPU")
     if gpus or settings.gpus is not None:
+        if is_rank:
+            host = locations[local_rank].host
+            announce(Announcement(ON_CPU, world.get_rank(), host, os.getpid(), status=len(gpus)))
         LOGGER.warning(
             "TensorFlow finds %d GPUs for %d ranks on host %s: the ranks run on the CPU. Start "
             "fewer ranks, or check whether this TensorFlow supports the GPUs.",
@@ -102,6 +113,19 @@ def _take_gpu(tf: ModuleType, settings: Configuration) -> None:
             len(locations),
             locations[local_rank].host,
         )
+
+
+def _no_gpu(gpus: int, ranks: int, host: str) -> str:
+    """Why a rank cannot have the GPU that it has to have, and what to do."""
+    command = is_run_by_command()
+    found = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
+    wanted = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    return (
+        f"{'--gpu' if command else GPU} needs a GPU for each rank, but TensorFlow finds {found} "
+        f"for {wanted} on host {host}: {'start fewer ranks, ' if gpus else ''}check whether this "
+        "TensorFlow supports the GPUs, or "
+        f"{'use --no-gpu' if command else f'unset {GPU}'} to run on the CPU."
+    )
 
 
 def _share_threads(tf: ModuleType, settings: Configuration) -> None:
