@@ -199,7 +199,7 @@ def test_host_that_dies(cluster: Cluster) -> None:
             cluster["node2"].cut(False)
     assert process.returncode == 1
     assert "rank 1 on host node2 failed: nothing was heard" in errors
-    assert "host node2 could not be asked" in errors
+    assert "processes may still be running on host node2, which cannot be reached" in errors
     assert took < 60
 
 
