@@ -14,24 +14,34 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest"]
+SHOW_SLOW_TESTS = ["--durations=15", "--durations-min=4"]
 # Many tests wait, for a timeout or for another rank, so one shard more than there are cores keeps
 # all cores busy; more would slow each other down. A shard can have three ranks in memory, so there
 # are at most three.
 AT_A_TIME = min((os.cpu_count() or 1) + 1, 3)
+# Tests that need variables of their own.
+DEVICE_SUMS = "test_device_sums"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Tests that one pytest runs, one after the other."""
+    """Tests that one pytest runs, one after the other.
+
+    Attributes:
+        name: what it is called.
+        selection: the arguments that select its tests.
+        variables: environment variables that it needs.
+    """
 
     name: str
     selection: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,9 @@ class Result:
 def shards() -> list[Shard]:
     """All tests, each in one shard; the slowest first."""
     folder = ROOT / "tests" / "ranks"
-    files = sorted(str(path.relative_to(ROOT)) for path in folder.glob("test_*.py"))
+    files = sorted(
+        str(path.relative_to(ROOT)) for path in folder.glob("test_*.py") if path.stem != DEVICE_SUMS
+    )
     first = tuple(file for file in files if Path(file).name < "test_m")
     second = tuple(file for file in files if file not in first)
     on_ranks, others = ("-m", "ranks and not long"), ("-m", "not ranks and not long")
@@ -66,6 +78,11 @@ def shards() -> list[Shard]:
         Shard("docs", (*others, "tests/docs")),
         Shard("cluster", (*others, "tests/cluster")),
         Shard("command", (*others, "tests/ranks")),
+        Shard(
+            "2 ranks, TensorFlow's collectives",
+            ("-m", "device_sums and not long", "-k", "2-ranks", "tests/ranks"),
+            {"TNT_GPU_SUMS": "ring"},
+        ),
         Shard("3 ranks and more", (*on_ranks, "-k", "not 1-ranks and not 2-ranks")),
         Shard("1 rank", (*on_ranks, "-k", "1-ranks")),
         Shard("unit", (*others, "tests/unit")),
@@ -106,7 +123,11 @@ class Worker(threading.Thread):
         """Returns the exit status, and the seconds of computing."""
         cache = f"cache_dir=.pytest_cache/{shard.name.replace(' ', '-')}"
         self._process = subprocess.Popen(
-            [*PYTEST, *shard.selection, "-o", cache], cwd=ROOT, stdout=output, stderr=output
+            [*PYTEST, *shard.selection, "-o", cache, *SHOW_SLOW_TESTS],
+            cwd=ROOT,
+            env={**os.environ, **shard.variables},
+            stdout=output,
+            stderr=output,
         )
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)

@@ -104,5 +104,6 @@ if not launcher.is_command():
 devices.configure()
 imports.when_imported("tensorflow", lambda: import_module("tarantella.graph.tensors").install())
 if get_size() > 1:
+    imports.when_imported("tensorflow", lambda: import_module("tarantella.graph.engine").prepare())
     ending.before_end(lambda: import_module("tarantella.comm.master_done").drain())
     imports.when_imported("keras", lambda: import_module("tarantella.keras.shared_files").install())

@@ -85,3 +85,38 @@ def test_ranges_of_ports(cluster: Cluster) -> None:
 def test_localhost_is_this_host(cluster: Cluster) -> None:
     result = cluster.run("--", cluster.script(SCRIPT), hosts=("localhost", "node2"))
     assert result.returncode == 0, result.stderr
+
+
+SERVERS = """
+import socket
+import tensorflow as tf
+import tarantella as tnt
+from tarantella.runtime import messages, servers, world
+
+tf.ones(1) + 1  # starts the server
+tnt.allreduce(1.0)
+interfaces = {name: servers.address_of(name) for name in ("eth0", "eth1")}
+everyones = messages.allgather(interfaces, world.communicator("control"))
+other = 1 - tnt.get_rank()
+port = int(servers.addresses()[other].rpartition(":")[2])
+
+
+def can_connect(address):
+    try:
+        socket.create_connection((address, port), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+print([name for name, address in everyones[other].items() if can_connect(address)])
+tnt.barrier()
+"""
+
+
+def test_servers_of_tensorflow_are_reached_at_one_address_only(cluster: Cluster) -> None:
+    options = ["--network-interface", "eth1", "-x", "TNT_GPU_SUMS=ring"]
+    result = cluster.run(*options, "--output-on-all-devices", "--", cluster.script(SERVERS))
+    assert result.returncode == 0, result.stderr
+    lines = [line.partition("] ")[2] for line in result.stdout.splitlines()]
+    assert lines == ["['eth1']"] * 2, result.stdout

@@ -80,14 +80,20 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "model"),
-    [(1, "lenet5"), (2, "lenet5"), pytest.param(1, "resnet50", marks=pytest.mark.long)],
+    ("ranks", "model", "sums"),
+    [
+        (1, "lenet5", "host"),
+        (2, "lenet5", "host"),
+        (2, "lenet5", "ring"),  # as NCCL does between GPUs
+        pytest.param(1, "resnet50", "host", marks=pytest.mark.long),
+    ],
 )
 def test_two_hosts_train_as_one_process_does(
-    ranks: int, model: str, cluster: Cluster, serial: Callable[[str], Path]
+    ranks: int, model: str, sums: str, cluster: Cluster, serial: Callable[[str], Path]
 ) -> None:
     script = cluster.script(SCRIPT)
-    result = cluster.run("--n-per-node", str(ranks), "--", script, "hosts", model, timeout=600)
+    options = ["--n-per-node", str(ranks), "-x", f"TNT_GPU_SUMS={sums}"]
+    result = cluster.run(*options, "--", script, "hosts", model, timeout=600)
     assert result.returncode == 0, result.stderr
     ours = np.load(cluster.folder / f"hosts-{model}.npz")
     theirs = np.load(serial(model))

@@ -170,6 +170,7 @@ def test_models(name: str) -> None:
 @float64
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
+@pytest.mark.device_sums
 def test_ways_of_execution(execution: str) -> None:
     value = 3 if execution == "steps_per_execution" else True
     assert_trains_as_in_keras(small_model, lambda: {**COMPILED, execution: value}, data)

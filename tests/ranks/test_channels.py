@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tarantella as tnt
 from tarantella.comm import shared_memory
-from tarantella.graph import engine
+from tarantella.graph.host_channel import HostChannel
 from tarantella.graph.overlapped import OverlappedChannel
 from tarantella.runtime import world
 
@@ -24,7 +24,7 @@ def calls_of(function: Callable[[], Any]) -> list[Any]:
 
 
 def summed(purpose: str) -> Any:
-    return engine.channel(purpose).allreduce([tf.ones(3)], threshold=0)
+    return HostChannel(purpose).allreduce([tf.ones(3)], threshold=0)
 
 
 @TWO

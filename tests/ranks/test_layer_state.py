@@ -136,6 +136,7 @@ def test_a_layer_gives_what_it_gives_in_keras(layer: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
+@pytest.mark.device_sums
 def test_ways_of_execution(execution: str) -> None:
     value = 3 if execution == "steps_per_execution" else True
     assert_trains_as_in_keras(

@@ -80,6 +80,7 @@ def _masked_model() -> keras.Model:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS[:4])
+@pytest.mark.device_sums
 def test_mask(reduction: str) -> None:
     assert_trains_as_in_keras(
         _masked_model,

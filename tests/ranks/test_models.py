@@ -205,6 +205,7 @@ def test_own_train_step_with_two_optimizers() -> None:
     )
 
 
+@pytest.mark.device_sums
 def test_sparse_gradients_of_an_embedding() -> None:
     tokens = np.random.default_rng(1).integers(0, 20, size=(13, 4))
 
@@ -301,6 +302,7 @@ def test_the_first_batch_by_hand_builds_the_model_and_starts_from_the_master() -
 
 @pytest.mark.parametrize("execution", ["jit_compile", "run_eagerly", "steps_per_execution"])
 @pytest.mark.parametrize("kind", [small_model, OwnTrainStep], ids=["functional", "own_step"])
+@pytest.mark.device_sums
 def test_ways_of_execution(kind: Any, execution: str) -> None:
     value = 3 if execution == "steps_per_execution" else True
     assert_trains_as_in_keras(
@@ -335,6 +337,7 @@ def test_compiled_calls_hand_masks_and_added_losses_through() -> None:
     )
 
 
+@pytest.mark.device_sums
 def test_mixed_precision_within_its_own_tolerance() -> None:
     for policy in ("mixed_bfloat16", "mixed_float16"):
 

@@ -89,6 +89,7 @@ def test_slices_of(look_up: str) -> None:
 
 
 @pytest.mark.parametrize("look_up", ["positions", "several_lookups"])
+@pytest.mark.device_sums
 def test_slices_with_xla_of(look_up: str) -> None:
     _check(look_up, jit_compile=True)
 

@@ -96,6 +96,7 @@ def test_plain_models_in_other_threads() -> None:
 
 # On several ranks, each thread needs communicators of its own.
 @pytest.mark.ranks(1, 2, timeout=300)
+@pytest.mark.device_sums
 def test_two_models_in_two_threads() -> None:
     expected = computed_by_master(lambda: {seed: train(plain, seed) for seed in (10, 20, 30)})
     ready = threading.Barrier(3)

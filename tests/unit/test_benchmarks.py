@@ -14,9 +14,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    bench, legacy, models, report, step_time, turns = (
+    bench, gpu, legacy, models, report, step_time, turns = (
         importlib.import_module(name)
-        for name in ("bench", "legacy", "models", "report", "step_time", "turns")
+        for name in ("bench", "gpu", "legacy", "models", "report", "step_time", "turns")
     )
 
 Figure = report.Figure
@@ -124,6 +124,96 @@ def test_the_gradient_of_the_embedding_is_sparse() -> None:
         loss = keras.losses.sparse_categorical_crossentropy(y, model(x))
     gradients = tape.gradient(loss, model.trainable_variables)
     assert isinstance(gradients[0], tf.IndexedSlices)
+
+
+# On GPUs
+
+
+def rows_of(results: dict[str, gpu.Result], model: str = "mlp") -> dict[str, list[str]]:
+    figures = gpu.figures_of(model, "float32", results)
+    rows = {name: gpu.row(model, "float32", name, figures) for name in results}
+    return {name: [cell.strip() for cell in row.split("|")[4:-1]] for name, row in rows.items()}
+
+
+def test_a_row_has_the_ratios_of_its_rounds_and_the_targets_it_misses() -> None:
+    results = {
+        "limit": gpu.Result([[0.01], [0.02], [0.03]], 1.0),
+        "nccl": gpu.Result([[0.02], [0.1], [0.1]], 5.0),
+        "host": gpu.Result([[0.01], [0.1], [0.1]], 3.0),
+        "keras": gpu.Result([[0.01], [0.01], [0.01]], 2.0),
+    }
+    rows = rows_of(results)
+    assert rows["limit"] == ["20.0 ms (10.0 ms to 30.0 ms)", "", "1.0 s", "", ""]
+    step, over_limit, first_step, over_keras, remarks = rows["nccl"]
+    assert step == "100.0 ms (20.0 ms to 100.0 ms)"
+    assert over_limit == "0.30 (0.20 to 0.50)"
+    assert (first_step, over_keras) == ("5.0 s", "2.50")
+    missed = ["nccl over limit >= 0.35", "nccl, first step over keras <= 1.2"]
+    assert remarks == "; ".join(f"MISSED: {each}" for each in missed)  # as fast as `host`
+    assert rows["host"][1] == "0.30 (0.20 to 1.00)"
+    assert rows["host"][-1] == ""
+
+
+def test_only_steps_that_take_long_have_a_target_in_any_model() -> None:
+    for limit, verdict in ((0.021, "MISSED"), (0.019, "")):
+        results = {"limit": gpu.Result([[limit]]), "nccl": gpu.Result([[1.0]])}
+        figures = gpu.figures_of("lenet5", "float32", results)
+        assert [figure.verdict for figure in figures if figure.over] == [verdict]
+
+
+def test_a_candidate_that_failed_has_the_reason_in_its_row() -> None:
+    results = {
+        "limit": gpu.Result([[0.01], [0.01]], 1.0),
+        "nccl": gpu.Result([[0.02]], 1.0, "InternalError: a | b"),
+        "host": gpu.Result(problem="host: a process died at 'build'."),
+    }
+    rows = rows_of(results, "lenet5")
+    assert rows["nccl"] == ["20.0 ms", "0.50", "1.0 s", "", "InternalError: a / b"]
+    assert rows["host"] == ["-", "-", "-", "", "host: a process died at 'build'."]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("I0 port.cc\nhost: a process died at 'build'.\n", "host: a process died at 'build'."),
+        (
+            "nccl: an error at 'measure':\nTraceback (most recent call last):\n"
+            "tensorflow.python.errors_impl.InternalError: NCCL failed\n\t [[{{node a}}]] [Op:b]\n",
+            "tensorflow.python.errors_impl.InternalError: NCCL failed",
+        ),
+        ("", "no reason is known"),
+    ],
+)
+def test_the_gist_of_an_error(error: str, expected: str) -> None:
+    assert gpu.gist(error) == expected
+
+
+def test_a_candidate_that_fails_or_takes_too_long_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All three are processes that do as worker.py does, but for what is wrong with them."""
+    bodies = {
+        "limit": "return [1.0, 2.0, 3.0]",
+        "nccl": "raise RuntimeError('NCCL is out of order')",
+        "host": "time.sleep(600)",
+    }
+
+    def command(name: str, plan: gpu.Plan, address: str) -> turns.Command:
+        code = "import time, turns\n"
+        code += f"def measure(**arguments):\n    {bodies[name]}\n"
+        code += "actions = {'build': lambda **a: None, 'first_step': lambda **a: 4.0}\n"
+        code += f"turns.take_turns({address!r}, {{**actions, 'measure': measure}})"
+        return turns.Command([sys.executable, "-c", code], {"PYTHONPATH": str(BENCHMARKS)})
+
+    monkeypatch.setattr(gpu, "command", command)
+    plan = gpu.Plan([], 1, ["mlp"], tuple(bodies), ["float32"], rounds=2, time_limit=3.0)
+    shown: list[str] = []
+    list(gpu.measured(plan, shown.append))
+    cells = [[cell.strip() for cell in line.split("|")] for line in shown[-3:]]
+    assert [cell[4] for cell in cells] == ["2000.0 ms (2000.0 ms to 2000.0 ms)", "-", "-"]
+    assert [cell[6] for cell in cells] == ["4.0 s"] * 3
+    assert cells[1][8] == "RuntimeError: NCCL is out of order"
+    assert "host: " in cells[2][8]
 
 
 # Processes that take turns

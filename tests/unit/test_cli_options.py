@@ -84,6 +84,7 @@ GIVEN_FOR_RANKS: dict[str, tuple[list[str], Any]] = {
     "grace_seconds": (["--grace-period", "7"], 7),
     "gpu": (["--gpu"], True),
     "no_gpu": (["--no-gpu"], True),
+    "gpu_sums": (["--gpu-sums", "HOST"], "host"),
 }
 
 

@@ -47,3 +47,13 @@ def test_what_was_held_back_comes_out() -> None:
 def test_passage_can_be_replaced() -> None:
     stream = StreamFilter([Passage(b"<<", b">>", bytes.upper)])
     assert stream.feed(b"a <<b>> c") == b"a <<B>> c"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_a_passage_that_begins_a_line_is_found_nowhere_else(size: int) -> None:
+    passages = [Passage(b"hide", b"\n", lambda _: b"", begins_line=True)]
+    text = b"hide 1\nkeep: hide 2\nhide 3\n hide 4\nhide 5\nend"
+    stream = StreamFilter(passages)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    shown = b"".join([*map(stream.feed, pieces), stream.flush()])
+    assert shown == b"keep: hide 2\n hide 4\nend"

@@ -28,10 +28,11 @@ _range = tf.data.Dataset.range
 NAMES = [path.rpartition(".")[2] for path in internals.MODULE_NAMES] + list(internals.ATTRIBUTES)
 # What no dataset below needs: a look at the eager context and a graph of one's own have nothing to
 # do with it, and a dataset of random numbers is made again only if it has no seed. Calls of Python
-# functions have tests of their own, in test_graph_host_call.py.
+# functions have tests of their own, in test_graph_host_call.py; servers, in test_graph_engine.py.
 ELSEWHERE = {
     *("context", "_rng", "eager_context", "_rerandomize", "_name"),
     *("outer_graph", "experimental_acd_manager", "run_independently"),
+    *("config", "configure_collective_ops", "enable_collective_ops"),
 }
 # Attributes that made_again() reads by the names of the arguments of a class.
 KEPT = ["_count", "_num_shards", "_index"]  # and `_map_func`, see below

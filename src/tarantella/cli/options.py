@@ -138,7 +138,7 @@ class Options(Configuration):
         option=Option(
             ("--allow-fewer-hosts",),
             Group.FAILURES,
-            "with --max-restarts: continue without hosts that can no longer take part",
+            "with --max-restarts: restart without hosts that are no longer usable",
         ),
     )
     # What runs the script, and its arguments; empty: the program runs by itself.
@@ -178,7 +178,7 @@ class Options(Configuration):
         option=Option(
             ("--network-interface",),
             Group.PROCESSES,
-            "network interface for the ranks, such as ib0; chosen automatically otherwise",
+            "network interface for the ranks, such as ib0 (default: chosen automatically)",
             metavar="NAME",
         ),
     )

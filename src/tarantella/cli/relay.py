@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from tarantella.cli import console, processes
 from tarantella.cli.launcher_messages import LauncherMessages
@@ -33,6 +34,16 @@ _TENSORFLOW_START_UP = (
     b"WARNING: All log messages before absl::InitializeLog() is called",
     b"I0000 00:00:",
 )
+# What TensorFlow's collectives print on every other rank when a rank has ended: where each line
+# begins, and what it has in it.
+_COLLECTIVES_ABORT = {
+    b"E0000 00:00:": (b"Aborting Ring", b"CollectiveExecutor::StartAbort"),
+    b"W0000 00:00:": (b"Local rendezvous is aborting with status: UNAVAILABLE: Collective ops",),
+    b"Additional GRPC error information from remote target /job:": (b"",),
+    b":UNKNOWN:Error received from peer": (b"",),
+    b"The error could be from a previous operation. Restart your program": (b"",),
+    b"\t [[{{": (b"{{node Collective",),
+}
 
 
 class OutputRelay:
@@ -211,7 +222,16 @@ class OutputRelay:
 
         passages = [Passage(line_start(self._run_id), b"\n", announced), *messages.in_errors()]
         passages += [Passage(start, b"\n", lambda _: b"") for start in hidden]
+        if hidden:
+            passages += [
+                Passage(start, b"\n", partial(_unless_it_has, texts), begins_line=True)
+                for start, texts in _COLLECTIVES_ABORT.items()
+            ]
         return StreamFilter(passages)
+
+
+def _unless_it_has(texts: Sequence[bytes], line: bytes) -> bytes:
+    return b"" if any(text in line for text in texts) else line
 
 
 def _enlarge(pipe: int) -> None:

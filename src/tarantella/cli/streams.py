@@ -18,11 +18,13 @@ class Passage:
         start: how it begins
         end: how it ends
         taken: gets the passage, returns what to show instead
+        begins_line: whether it is only at the start of a line
     """
 
     start: bytes
     end: bytes
     taken: Callable[[bytes], bytes]
+    begins_line: bool = False
 
 
 class StreamFilter:
@@ -31,6 +33,7 @@ class StreamFilter:
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
         self._held = b""
+        self._before = b"\n"  # what comes before that
 
     @property
     def holds(self) -> bool:
@@ -46,28 +49,42 @@ class StreamFilter:
             if passage is None:
                 keep = self._possible_start(text)
                 self._held = text[len(text) - keep :]
-                return shown + text[: len(text) - keep]
+                passed = text[: len(text) - keep]
+                self._before = passed[-1:] or self._before
+                return shown + passed
             shown += text[:position]
             end = text.find(passage.end, position + len(passage.start))
             if end < 0:
                 self._held = text[position:]
+                self._before = text[:position][-1:] or self._before
                 return shown
             end += len(passage.end)
             shown += passage.taken(text[position:end])
+            self._before = passage.end[-1:]
             text = text[end:]
 
     def flush(self) -> bytes:
         """Nothing more comes for now: returns what was held back."""
         held, self._held = self._held, b""
+        self._before = held[-1:] or self._before
         return held
 
     def _next_start(self, text: bytes) -> tuple[int, Passage | None]:
         found = [
             (position, passage)
             for passage in self._passages
-            if (position := text.find(passage.start)) >= 0
+            if (position := self._position(text, passage)) >= 0
         ]
         return min(found, key=lambda pair: pair[0], default=(0, None))
+
+    def _position(self, text: bytes, passage: Passage) -> int:
+        position = text.find(passage.start)
+        while passage.begins_line and position >= 0:
+            before = text[position - 1 : position] if position else self._before
+            if before == b"\n":
+                break
+            position = text.find(passage.start, position + 1)
+        return position
 
     def _possible_start(self, text: bytes) -> int:
         """The length of the longest end of the text that may be the start of a passage."""

@@ -72,7 +72,7 @@ def _created(name: str) -> Communicators:
     with watch.waiting(f"the first training in thread {name!r}, which every rank must have"):
         common = ranks.Create_group(group, zlib.crc32(name.encode()) % _LARGEST_TAG)
         communicators = Communicators(
-            {purpose: watch.watched(common.Dup(), purpose) for purpose in PURPOSES}
+            {purpose: watch.watched(common.Dup(), purpose) for purpose in PURPOSES}, name
         )
     group.Free()
     common.Free()

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tarantella.data.pipeline import ancestors, reshuffles
-from tarantella.internals.tensorflow import TENSORS, argument, concrete, functions, is_a
+from tarantella.internals.tensorflow import RESULT, TENSORS, argument, concrete, functions, is_a
 
 # TensorFlow writes out all tensors before a dataset as well.
 _MOST_WRITTEN_OUT = 64 * 2**20
@@ -98,7 +98,7 @@ def _written_out(
     )
     definition = tf.compat.v1.GraphDef.FromString(written.numpy())
     by_name = {node.name: node for node in definition.node}
-    (result,) = (node for node in definition.node if node.op == "_Retval")
+    (result,) = (node for node in definition.node if node.op == RESULT)
     return by_name[result.input[0]], by_name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tarantella.data.dataset_functions import called, node_scopes
-from tarantella.internals.tensorflow import captured, concrete, with_concrete
+from tarantella.internals.tensorflow import DATASET_FUNCTION, captured, concrete, with_concrete
 
 ChangeSeeds = Callable[[int, int], tuple[int, int]]
 
@@ -54,7 +54,7 @@ def with_seeds(function: Any, change: ChangeSeeds) -> Any:
     @tf.function(
         input_signature=[tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in own],
         autograph=False,
-        experimental_attributes={"_tf_data_function": True},
+        experimental_attributes=DATASET_FUNCTION,
     )
     def changed(*tensors: tf.Tensor) -> Any:
         graph = tf.compat.v1.get_default_graph()

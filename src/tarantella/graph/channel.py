@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.buckets import Bucket, TensorSpec, fuse
-
-# Not every MPI can add these; a sum of booleans is true if one of them is.
-_ADDED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32, tf.bool: tf.int32}
+from tarantella.comm.buckets import Bucket, fuse
+from tarantella.graph.packing import spec_of
 
 
 class Channel(ABC):
@@ -29,7 +26,13 @@ class Channel(ABC):
 
     Args:
         purpose: One of `world.PURPOSES`.
+
+    Attributes:
+        ADDED_AS: The types in which values of other types are added. A sum of booleans is true if
+            one of them is.
     """
+
+    ADDED_AS: ClassVar[dict[tf.DType, tf.DType]] = {tf.bool: tf.int32}
 
     def __init__(self, purpose: str) -> None:
         self._purpose = purpose
@@ -41,9 +44,9 @@ class Channel(ABC):
             tensors: In the order in which they become ready, the same on all ranks.
             threshold: Tensors of fewer bytes are fused into messages of at least that many.
         """
-        wide = [_widened(tensor) for tensor in tensors]
+        wide = [self._widened(tensor) for tensor in tensors]
         sums: list[Any] = [None] * len(wide)
-        buckets = fuse([_spec(tensor) for tensor in wide], threshold)
+        buckets = fuse([spec_of(tensor) for tensor in wide], threshold)
         for member, result in self._sums(wide, buckets).items():
             result.set_shape(wide[member].shape)
             sums[member] = tf.cast(result, tensors[member].dtype)
@@ -51,7 +54,7 @@ class Channel(ABC):
 
     def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The slices of all ranks one after the other, in the order of the ranks."""
-        values = _widened(slices.values)
+        values = self._widened(slices.values)
         all_indices, all_values = self._rows(slices.indices, values)
         all_indices.set_shape([None])
         all_values.set_shape([None, *values.shape[1:]])
@@ -63,13 +66,16 @@ class Channel(ABC):
         """The sums of tensors over all ranks, by their positions in `tensors`.
 
         Args:
-            tensors: Of types that every MPI can add.
+            tensors: Of types that are not in `ADDED_AS`.
             buckets: Which of them share a message, in the order of the messages.
         """
 
     @abstractmethod
     def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The indices and values of all ranks, by rank. Each rank may have a different number."""
+
+    def _widened(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tensor, self.ADDED_AS.get(tensor.dtype, tensor.dtype))
 
     def _last(self, kind: str) -> list[tf.Tensor]:
         """The results of the last operation of a kind for this purpose, in the graph being made."""
@@ -80,12 +86,3 @@ class Channel(ABC):
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
             graph._tnt_last = getattr(graph, "_tnt_last", {}) | {(self._purpose, kind): results[:1]}
-
-
-def _widened(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a type that every MPI can add."""
-    return tf.cast(tensor, _ADDED_AS.get(tensor.dtype, tensor.dtype))
-
-
-def _spec(tensor: tf.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), np.dtype(tensor.dtype.as_numpy_dtype))

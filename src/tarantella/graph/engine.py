@@ -6,19 +6,134 @@ new engine is a subclass of `Channel` in a file of its own, and a line in `chann
 
 from __future__ import annotations
 
+import threading
+
+import tensorflow as tf
+
+from tarantella.errors import InputError, VersionError
 from tarantella.graph.channel import Channel
+from tarantella.graph.compiling import RefusingChannel, is_compiling
+from tarantella.graph.device_channel import DeviceChannel
 from tarantella.graph.host_channel import HostChannel
 from tarantella.graph.overlapped import OverlappedChannel
-from tarantella.runtime import world
+from tarantella.internals.tensorflow import start_server
+from tarantella.runtime import messages, servers, watch, world
+from tarantella.runtime.configuration import configuration
+from tarantella.runtime.log import LOGGER
+
+# What a rank waits in, if NCCL does not get through.
+_FIRST_SUM = "the first sum by NCCL (`--gpu-sums host` does without it)"
+_NO_GPU = "TensorFlow finds no GPU"
+
+_deciding = threading.Lock()
+_hint: str | None = None  # of TensorFlow's collectives; empty: MPI sums
+_problem_here = ""  # why this rank cannot use TensorFlow's collectives
 
 
 def channel(purpose: str) -> Channel:
-    """What sums are taken with.
+    """The channel for a purpose.
 
     Args:
         purpose: One of `world.PURPOSES`, as in "gradients".
     """
-    # On one host, a sum is work for the cores that compute, and the shortest way is the best one.
+    if is_compiling():
+        return RefusingChannel(purpose)
+    if hint := device_hint():
+        return DeviceChannel(purpose, hint)
+    # On one host there is nothing to overlap: sums need the cores that compute.
     if purpose == "gradients" and world.has_several_hosts():
         return OverlappedChannel("gradients", "sparse gradients")
     return HostChannel(purpose)
+
+
+def prepare() -> None:
+    """Makes TensorFlow's collectives ready, before its first operation."""
+    global _problem_here
+    if not servers.addresses():
+        return
+    if _wanted_hint() == "nccl" and not tf.config.get_visible_devices("GPU"):
+        _problem_here = _NO_GPU
+        return
+    try:
+        start_server(servers.addresses(), world.get_rank())
+    except RuntimeError:
+        _problem_here = "TensorFlow was in use before `import tarantella`"
+    except ValueError as error:
+        _problem_here = str(error).rstrip(".")
+    except VersionError as missing:
+        _problem_here = str(missing).rstrip(".")
+
+
+def device_hint() -> str:
+    """What TensorFlow's collectives use, "nccl" or "ring"; empty if MPI does the sums.
+
+    The ranks decide together, when the first of them needs a sum.
+
+    Raises:
+        InputError: If the user wants NCCL, and it cannot be used.
+    """
+    global _hint
+    if _hint is None:
+        with _deciding:
+            if _hint is None:
+                _hint = _decide()
+    return _hint
+
+
+def _wanted_hint() -> str:
+    return "ring" if configuration().gpu_sums == "ring" else "nccl"
+
+
+def _decide() -> str:
+    wanted = configuration().gpu_sums
+    if wanted == "host" or world.get_size() == 1:
+        return ""
+    problem = servers.problem()
+    if servers.addresses():
+        hint = _wanted_hint()
+        problem = _problem_of_ranks(_own_problem(hint)) or _problem_of_ranks(_try(hint))
+        if not problem:
+            LOGGER.info("Values are summed by TensorFlow's collectives (%s).", hint)
+            return hint
+    if wanted == "auto":
+        if problem and problem != _NO_GPU:  # without any GPU, nothing is lost
+            LOGGER.warning(
+                "The GPUs cannot use NCCL for sums over the ranks: %s. MPI sums in host memory, "
+                "which is slower. `--gpu-sums host` turns this warning off.",
+                problem,
+            )
+        return ""
+    raise InputError(
+        f"The GPUs cannot use NCCL, which `--gpu-sums nccl` asks for: {problem or _NO_GPU}. "
+        "With `--gpu-sums auto` or `host`, MPI sums in host memory."
+    )
+
+
+def _own_problem(hint: str) -> str:
+    """Why this rank cannot use TensorFlow's collectives, as far as is known."""
+    if not _problem_here and hint == "nccl" and not tf.config.list_logical_devices("GPU"):
+        return _NO_GPU  # the user has hidden it after `import tarantella`
+    return _problem_here
+
+
+def _try(hint: str) -> str:
+    """Takes a first sum; returns what went wrong."""
+    try:
+        with watch.waiting(_FIRST_SUM), tf.init_scope():
+            (total,) = DeviceChannel("engine", hint).allreduce([tf.ones(1)], 0)
+            received = float(total[0])
+    except tf.errors.OpError as error:
+        return str(error.message).partition("\n")[0].rstrip(".")
+    return "" if received == world.get_size() else f"a sum of ones was {received}"
+
+
+def _problem_of_ranks(own: str) -> str:
+    """The problem of the first rank that has one, with its number; `_NO_GPU` if all lack one."""
+    problems = messages.allgather(own, world.shared_communicator("engine"))
+    if set(problems) == {_NO_GPU}:
+        return _NO_GPU
+    hosts = world.get_host_names()
+    found = (
+        f"{each} (rank {rank} on host {hosts[rank]})" for rank, each in enumerate(problems) if each
+    )
+    return next(found, "")

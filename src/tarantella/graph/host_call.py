@@ -64,6 +64,39 @@ def host_call(
     return results
 
 
+def call_when_computed(
+    function: Callable[[], Any], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Calls a function as soon as tensors have been computed; what it returns is ignored.
+
+    On a GPU, operations end before their results are there. A value of each tensor that is copied
+    to the host shows when they are.
+
+    Returns:
+        A tensor that depends on the call.
+    """
+
+    def call(*values: Any) -> bool:
+        del values
+        function()
+        return True
+
+    copied: list[tf.Tensor] = []
+    if _computes_ahead():
+        copied = [tf.reshape(tensor, [-1])[:1] for tensor in tensors if _has_numbers(tensor)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else tensors):
+        return tf.nest.flatten(host_call(call, copied, [tf.bool], independent=True))
+
+
+def _computes_ahead() -> bool:
+    """Whether operations of this rank end before their results are there."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _has_numbers(tensor: tf.Tensor) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_complex)
+
+
 def _keep(function: _Kept) -> None:
     graphs = enclosing_graphs()
     if graphs is None:  # nothing says how long it is needed

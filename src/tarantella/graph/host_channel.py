@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,13 @@ from tarantella.runtime.timeline import Timeline, now, timeline
 
 class HostChannel(Channel):
     """A channel whose collectives are host calls, each of which returns when it is done."""
+
+    # Not every MPI can add these.
+    ADDED_AS: ClassVar[dict[tf.DType, tf.DType]] = {
+        tf.float16: tf.float32,
+        tf.bfloat16: tf.float32,
+        tf.bool: tf.int32,
+    }
 
     def __init__(self, purpose: str) -> None:
         super().__init__(purpose)

@@ -28,7 +28,7 @@ _HANDED_ON_BYTES = 4 << 20
 
 
 class OverlappedChannel(HostChannel):
-    """A channel whose sums go on in the background.
+    """A channel that sums in the background.
 
     Args:
         purpose: One of `world.PURPOSES`, for sums.

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tarantella.graph.host_call import host_call
+from tarantella.graph.compiling import is_compiling
+from tarantella.graph.host_call import call_when_computed
 from tarantella.runtime.timeline import timeline
 
 
@@ -18,18 +19,15 @@ def end_phase(name: str, results: Any) -> None:
         results: A structure of tensors.
     """
     recorded = timeline()
-    if recorded is None:
+    if recorded is None or is_compiling():  # XLA would have to call Python
         return
     if tf.executing_eagerly():
         recorded.phase(name)
         return
     leaves = tf.nest.flatten(results, expand_composites=True)
-
-    def note() -> bool:
-        recorded.phase(name)
-        return True
-
     graph = tf.compat.v1.get_default_graph()
     before = getattr(graph, "_tnt_phase", [])  # phases end one after the other
-    with tf.control_dependencies([*before, *(leaf for leaf in leaves if tf.is_tensor(leaf))]):
-        graph._tnt_phase = tf.nest.flatten(host_call(note, [], [tf.bool], independent=True))
+    with tf.control_dependencies(before):
+        graph._tnt_phase = call_when_computed(
+            lambda: recorded.phase(name), [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        )

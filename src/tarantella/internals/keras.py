@@ -248,6 +248,17 @@ def activity_losses_are_sums() -> bool:
         return bool(layer.losses[0] == 2.0)
 
 
+def has_training_state(model: keras.Model) -> bool:
+    """Whether all variables exist that a step of training needs."""
+    parts = [*flat_layers(model), model.optimizer, model._compile_metrics, model._compile_loss]
+    return all(part.built for part in parts if part is not None)
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether Keras itself defines a class."""
+    return cls.__module__.startswith("keras.src.")
+
+
 def keras_mask(tensor: Any) -> Any:
     """The mask that a layer attached to its output, or None."""
     return getattr(tensor, "_keras_mask", None)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -21,7 +22,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from tarantella.errors import VersionError
-from tarantella.runtime import versions
+from tarantella.runtime import servers, versions
 from tarantella.runtime.log import LOGGER
 
 # The classes of datasets, by the method of `tf.data.Dataset` that makes them.
@@ -65,6 +66,7 @@ _TO_TENSORS = "data.util.structure.to_tensor_list"
 _FROM_TENSORS = "data.util.structure.from_compatible_tensor_list"
 _FLATTEN_UP_TO = "data.util.nest.flatten_up_to"
 _CONTEXT = "eager.context.context"
+_JOB = "worker"  # what the ranks are to TensorFlow's servers
 
 # Every name that this module looks up in a module of `tensorflow.python`, and every attribute.
 MODULE_NAMES = (
@@ -82,7 +84,14 @@ ATTRIBUTES = (
     # of graphs, of the eager context, and of TensorFlow itself
     "_get_function", "capture", "_rng", "_seed", "eager_context",
     "outer_graph", "experimental_acd_manager", "run_independently",
+    "config", "configure_collective_ops", "enable_collective_ops",
 )  # fmt: skip
+
+# What marks a function of a dataset, and the operation whose input is the result of a graph.
+DATASET_FUNCTION = {"_tf_data_function": True}
+RESULT = "_Retval"
+# What TensorFlow says if a model looks for a row that another rank has.
+MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 # The operations that do nothing but call a function.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -348,7 +357,7 @@ def called_graph(operation: tf.Operation, attribute: str = "f") -> Any | None:
     try:
         function = function_in(operation.graph, operation.get_attr(attribute).name)
     except MissingNameError as missing:
-        tell_once(missing, "functions that call others are not understood.")
+        tell_once(missing, "functions that call others are not analyzed.")
         return None
     return None if function is None else function.graph
 
@@ -405,3 +414,56 @@ def _eager_mode() -> Any | None:
     except MissingNameError as missing:
         tell_once(missing, "what datasets hold is freed only when the program ends.")
         return None
+
+
+# Servers
+
+
+class _ServerDef:
+    """What TensorFlow has to know of its server, put together when it starts the server.
+
+    By then, users have set devices and threads as they want them.
+    """
+
+    def __init__(self, eager_context: Any, addresses: Sequence[str], rank: int) -> None:
+        self._context = eager_context
+        self._definition = tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({_JOB: list(addresses)}).as_cluster_def(),
+            job_name=_JOB,
+            task_index=rank,
+            protocol="grpc",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._definition, name)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802, as protocol buffers call it
+        servers.release_port()
+        self._definition.default_session_config.CopyFrom(_attribute(self._context, "config"))
+        serialized: bytes = self._definition.SerializeToString()
+        return serialized
+
+
+def start_server(addresses: Sequence[str], rank: int) -> None:
+    """Makes TensorFlow start a server with its first operation; collectives need it.
+
+    `tf.distribute.MultiWorkerMirroredStrategy` does the same, and also starts a service that ends
+    all ranks, with a page of messages each, when it misses one of them.
+
+    Args:
+        addresses: The address of each rank's server.
+        rank: This rank.
+
+    Raises:
+        RuntimeError: If TensorFlow has begun to work already.
+    """
+    eager_context = _found(_CONTEXT)()
+    configure = _attribute(eager_context, "configure_collective_ops")
+    enable = _attribute(eager_context, "enable_collective_ops")
+    _attribute(type(eager_context), "config")  # needed when it starts, which is too late for errors
+    configure(
+        collective_leader=f"/job:{_JOB}/replica:0/task:0",
+        scoped_allocator_enabled_ops=(),
+        device_filters=(f"/job:{_JOB}/task:{rank}",),
+    )
+    enable(_ServerDef(eager_context, addresses, rank))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,13 +22,10 @@ from tarantella.data.split import split
 from tarantella.data.step_agreement import AgreedSteps, warn_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
-from tarantella.internals.tensorflow import own_graph
+from tarantella.internals.tensorflow import MISSING_ROW, own_graph
 from tarantella.keras import arguments, hooks
 from tarantella.keras.micro_batch_size import in_batches
 from tarantella.runtime import world
-
-# TensorFlow's message if a model looks for a row that another rank has.
-_MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 
 class RankDataAdapter(internals.DataAdapter):
@@ -160,7 +156,7 @@ class RankDataAdapter(internals.DataAdapter):
         try:
             yield
         except Exception as error:
-            if not self._distributed or not _MISSING_ROW.search(str(error)):
+            if not self._distributed or not MISSING_ROW.search(str(error)):
                 raise
             raise InputError(
                 "The model looks for a row of a batch that this rank does not have. "

@@ -15,7 +15,7 @@ What a variable becomes depends on its `aggregation`, as in Keras:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.errors import InputError
+from tarantella.graph.compiling import is_compiling, refuse
 from tarantella.graph.engine import channel
 from tarantella.internals import keras as internals
 from tarantella.keras import hooks, master_weights
@@ -60,11 +61,14 @@ class LayerState:
         self._over_ranks = over_ranks
         self._has_samples = micro_batch.count > 0
         self._written: dict[int, Any] = {}
+        self._combining: list[Any] = []
         self._before = {
             id(variable): tf.identity(variable.value)
             for variable in self._variables()
             if variable.aggregation == "sum"
         }
+        if self._before and is_compiling():
+            refuse("a variable whose changes add up")
 
     def _variables(self) -> list[Any]:
         return [*self._model.non_trainable_variables, *self._model.trainable_variables]
@@ -90,6 +94,10 @@ class LayerState:
             return self._over_ranks(value)
         return value
 
+    def note_written(self, variables: Sequence[Any]) -> None:
+        """Notes that variables are written where no hook sees it."""
+        self._written.update({id(variable): variable for variable in variables})
+
     @property
     def written(self) -> list[Any]:
         """The variables that layers have written so far; not those that an optimizer has."""
@@ -101,16 +109,29 @@ class LayerState:
         Args:
             trained: Whether the step was one of training.
         """
-        variables = self._to_combine(trained)
-        if not variables:
-            return
+        contributions = self.contributions(trained)
         # No rank waits for it before the next step; it begins when the layers have written.
-        sums = channel("layers").allreduce(
-            [self._contribution(variable) for variable in variables],
-            threshold=np.iinfo(np.int64).max,
-        )
-        for variable, total in zip(variables, sums, strict=True):
-            variable.assign(self._combined(variable, total))
+        sums = channel("layers").allreduce(contributions, threshold=np.iinfo(np.int64).max)
+        self.assign(sums, self._micro_batch.total)
+
+    def contributions(self, trained: bool) -> list[tf.Tensor]:
+        """What this rank adds to the state of layers.
+
+        Args:
+            trained: Whether the step was one of training.
+        """
+        self._combining = self._to_combine(trained)
+        return [self._contribution(variable) for variable in self._combining]
+
+    def assign(self, sums: Sequence[tf.Tensor], samples: tf.Tensor) -> None:
+        """Makes the sums of all ranks' contributions the state of the layers.
+
+        Args:
+            sums: The sums, in the order of the contributions.
+            samples: How many samples the global batch has.
+        """
+        for variable, total in zip(self._combining, sums, strict=True):
+            variable.assign(self._combined(variable, total, samples))
 
     def _to_combine(self, trained: bool) -> list[Any]:
         layers = internals.flat_layers(self._model)
@@ -141,11 +162,11 @@ class LayerState:
             return tf.math.multiply_no_nan(value, tf.cast(self._micro_batch.count, value.dtype))
         return value if world.is_master_rank() else tf.zeros_like(value)
 
-    def _combined(self, variable: Any, total: tf.Tensor) -> tf.Tensor:
+    def _combined(self, variable: Any, total: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         if id(variable) in self._before:
             total += _addable(self._before[id(variable)])
         elif _is_averaged(variable):
-            total /= tf.cast(self._micro_batch.total, total.dtype)
+            total /= tf.cast(samples, total.dtype)
         return tf.cast(total, variable.dtype)
 
 

@@ -6,7 +6,7 @@ ranks when a result is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -77,16 +77,19 @@ class Metrics:
 
     def _update_nested(self, update_state: Handler, metric: Any, *args: Any, **kwargs: Any) -> Any:
         if _records_numbers(update_state):
-            as_mean = self._numbers.as_mean
-            return self._update_with_share(update_state, metric, as_mean, *args, **kwargs)
+            as_mean, share = self._numbers.as_mean, self._share.value()
+            return self._update_with_share(update_state, metric, as_mean, share, *args, **kwargs)
         return update_state(metric, *args, **kwargs)
 
     def _update_symbolically(
         self, update_state: Handler, metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """The same, where the result is discarded."""
+        """The same, where the result is discarded, and any share will do."""
         if _records_numbers(update_state):
-            return self._update_with_share(update_state, metric, tf.identity, *args, **kwargs)
+            share = tf.ones((), tf.float64)
+            return self._update_with_share(
+                update_state, metric, tf.identity, share, *args, **kwargs
+            )
         return update_state(metric, *args, **kwargs)
 
     def _update_with_share(
@@ -94,6 +97,7 @@ class Metrics:
         update_state: Handler,
         metric: Any,
         as_mean: Callable[[tf.Tensor], tf.Tensor],
+        share: tf.Tensor,
         values: Any,
         sample_weight: Any = None,
     ) -> Any:
@@ -108,7 +112,7 @@ class Metrics:
             numbers = numbers.value
         if numbers.dtype.is_floating and not self._graph.is_batched(numbers):
             values = as_mean(numbers)
-            share = tf.cast(self._share.value(), numbers.dtype)
+            share = tf.cast(share, numbers.dtype)
             if sample_weight is None:
                 sample_weight = tf.ones_like(numbers) * share
             elif self._is_fixed(sample_weight):
@@ -164,23 +168,41 @@ class Metrics:
 
 
 def global_results(compute: Callable[[], Any], metrics: Iterable[Any], channel: Channel) -> Any:
-    """What `compute` makes of the state that metrics have over all ranks.
+    """What `compute` makes of the state that metrics have over all ranks."""
+    variables = state_of(metrics)
+    sums = channel.allreduce(contributions(variables), threshold=np.iinfo(np.int64).max)
+    return results_of_sums(compute, variables, sums)
+
+
+def state_of(metrics: Iterable[Any]) -> list[Any]:
+    """The variables of metrics."""
+    return [variable for metric in metrics for variable in metric.variables]
+
+
+def contributions(variables: Iterable[Any]) -> list[tf.Tensor]:
+    """What this rank adds to the state of metrics.
 
     The ranks' values of a variable add up, unless its `aggregation` says that they are to be
     averaged, or that the master's value stands for all.
     """
-    combined = [variable for metric in metrics for variable in metric.variables]
     values = []
-    for variable in combined:
+    for variable in variables:
         value = tf.convert_to_tensor(variable.value)
         if variable.aggregation == "only_first_replica" and not world.is_master_rank():
             value = tf.zeros_like(value)
         values.append(value)
-    sums = channel.allreduce(values, threshold=np.iinfo(np.int64).max)
-    for i, variable in enumerate(combined):
-        if variable.aggregation == "mean":
-            sums[i] = sums[i] / tf.cast(world.get_size(), sums[i].dtype)
-    with keras.StatelessScope(state_mapping=list(zip(combined, sums, strict=True))):
+    return values
+
+
+def results_of_sums(
+    compute: Callable[[], Any], variables: Sequence[Any], sums: Sequence[tf.Tensor]
+) -> Any:
+    """What `compute` makes of the sums of all ranks' contributions."""
+    values = [
+        total / tf.cast(world.get_size(), total.dtype) if variable.aggregation == "mean" else total
+        for variable, total in zip(variables, sums, strict=True)
+    ]
+    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
         return _values(compute())  # a variable has its global value in here only
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tarantella.comm.agreement import check_same
 from tarantella.errors import InputError, MismatchError
 from tarantella.internals import keras as internals
-from tarantella.keras import own_loop
+from tarantella.keras import custom_loop
 
 
 class Optimizer(keras.optimizers.Optimizer):
@@ -69,7 +69,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Updates the variables with the sums of the ranks' gradients."""
-        with own_loop.applying(self._check_ranks_agree):
+        with custom_loop.applying(self._check_ranks_agree):
             return super().apply(grads, trainable_variables)
 
     def _check_ranks_agree(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:

@@ -13,10 +13,18 @@ from tarantella.data.micro_batch import MicroBatch
 from tarantella.graph.engine import channel
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
-from tarantella.keras import hooks, master_weights, normalization, own_loop, prediction
+from tarantella.keras import (
+    compiled_step,
+    custom_loop,
+    hooks,
+    master_weights,
+    normalization,
+    prediction,
+)
 from tarantella.keras.advice import Advice
 from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.compiled_call import call_compiled
+from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.metrics import global_results
 from tarantella.keras.step import Step, current
@@ -71,17 +79,39 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             return super().train_step(data)
         step_on = vars(self).get("train_step", super().train_step)
         end_phase("input", data.data)
+        compiled = self._compiled_step(data, step_on)
+        if isinstance(compiled, CompiledStep):
+            self._advise_on_statistics(compiled.step)
+            # Keras's own step returns the results of metrics.
+            return self._own_logs() if compiled.results is None else compiled.results
         step = Step(self, data, global_results=self._needs_batch_logs("train"))
+        if compiled is not None:
+            step.layer_state.note_written(compiled.written)
         with (
             self._tnt_new_variables.shared(self),
             self._compiled_calls(self._can_be_compiled()),
             step.running(),
         ):
             logs = step.metrics.global_logs(step_on(data.data))
+        self._advise_on_statistics(step)
+        return logs
+
+    def _compiled_step(
+        self, data: MicroBatch, step_on: Callable[[Any], Any]
+    ) -> CompiledStep | RefusedStep | None:
+        """Takes a step of Keras that XLA compiles, if that is wanted."""
+        if self._overrides_step_methods or not (self.jit_compile and self._can_be_compiled()):
+            return None
+        if not internals.has_training_state(self):
+            return None  # TensorFlow traces the step again, with all variables
+        with self._tnt_new_variables.shared(self):
+            results = self._own_logs if self._needs_batch_logs("train") else None
+            return compiled_step.take(self, data, step_on, results)
+
+    def _advise_on_statistics(self, step: Step) -> None:
         self._tnt_advice.layers_used_own_statistics(
             normalization.local_layers(self, step.layer_state.written)
         )
-        return logs
 
     @_Replaceable
     def test_step(self, data: Any) -> Any:
@@ -124,9 +154,12 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         total, step = super()._aggregate_additional_loss(loss), current()
         return total if step is None else step.numbers.added_loss(loss, total)
 
-    def _own_results(self) -> dict[str, Any]:
+    def _own_logs(self) -> dict[str, Any]:
         """The metrics of this rank's samples."""
-        return internals.python_logs(super().get_metrics_result())
+        return super().get_metrics_result()
+
+    def _own_results(self) -> dict[str, Any]:
+        return internals.python_logs(self._own_logs())
 
     # Metrics are summed over the ranks in a step only if someone reads the logs of batches.
 
@@ -152,7 +185,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     @property
     def _has_steps_of_keras(self) -> bool:
         """Whether model, steps and metrics are Keras's own."""
-        is_plain = self._tnt_plain_class.__module__.startswith("keras.src.")
+        is_plain = internals.is_of_keras(self._tnt_plain_class)
         return is_plain and not self._overrides_step_methods
 
     @contextmanager
@@ -193,7 +226,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         if not self._tnt_compiles_calls:
             if world.get_size() == 1 or current() is not None:
                 return super().__call__(*args, **kwargs)
-            with own_loop.calling(self):
+            with custom_loop.calling(self):
                 return super().__call__(*args, **kwargs)
         with self._compiled_calls(False):
             return call_compiled(self, super().__call__, args, kwargs)

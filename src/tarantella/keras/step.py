@@ -17,8 +17,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import tensorflow as tf
+
 from tarantella.data.micro_batch import MicroBatch
+from tarantella.graph.compiling import refuse
 from tarantella.graph.engine import channel
+from tarantella.internals import keras as internals
 from tarantella.keras import gradients, hooks
 from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.global_numbers import GlobalNumbers
@@ -70,9 +74,12 @@ class Step:
         try:
             with hooks.handling(self._handlers()):
                 yield
-            self.layer_state.combine(self._trained)
+            self._end()
         finally:
             _current.reset(before)
+
+    def _end(self) -> None:
+        self.layer_state.combine(self._trained)
 
     def _handlers(self) -> dict[Hook, Handler]:
         return {
@@ -87,6 +94,16 @@ class Step:
         self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
     ) -> Any:
         """Updates the variables with the sums of the ranks' gradients."""
+        grads, trainable_variables, has_scaled_loss = self._own_gradients(
+            optimizer, grads, trainable_variables
+        )
+        grads = gradients.sum_over_ranks(grads, self._gradients, has_scaled_loss)
+        return self._update(apply, optimizer, grads, trainable_variables)
+
+    def _own_gradients(
+        self, optimizer: Any, grads: Any, trainable_variables: Any
+    ) -> tuple[list[Any], Any, bool]:
+        """What this rank adds to the gradients, the variables, and whether the loss was scaled."""
         self._trained = True
         grads = list(grads)
         if trainable_variables is not None:
@@ -95,9 +112,65 @@ class Step:
         has_scaled_loss = self._losses.take_scaled(optimizer)
         if not has_scaled_loss:
             grads = gradients.weighted(grads, self._share.value())
-        grads = gradients.sum_over_ranks(grads, self._gradients, has_scaled_loss)
+        return grads, trainable_variables, has_scaled_loss
+
+    def _update(
+        self, apply: Handler, optimizer: Any, grads: list[Any], trainable_variables: Any
+    ) -> Any:
         # What an optimizer writes is the same on all ranks.
         with hooks.handling({**self.metrics.nested(), hooks.ASSIGN_VARIABLE: None}):
             result = apply(optimizer, grads, trainable_variables)
         gradients.end_update(trainable_variables or self._model.trainable_variables)
         return result
+
+
+class DeferredStep(Step):
+    """A step that leaves it to others to sum over the ranks, and to update variables after that.
+
+    So it can be compiled by XLA. Nothing in the step may depend on the updated variables.
+    """
+
+    def __init__(self, model: Any, micro_batch: MicroBatch) -> None:
+        super().__init__(model, micro_batch, global_results=False)
+        self._deferred: tuple[Handler, Any, list[Any], Any] | None = None
+        self._before_update = 0  # operations in the graph
+
+    def gradients(self) -> list[Any]:
+        """What this rank adds to the gradients."""
+        if self._deferred is None:
+            refuse("a step without an update")
+        return self._deferred[2]
+
+    def apply(self, grads: list[Any]) -> None:
+        """Updates the variables with the sums of the ranks' gradients."""
+        assert self._deferred is not None
+        apply, optimizer, _, trainable_variables = self._deferred
+        self._update(apply, optimizer, grads, trainable_variables)
+
+    def _apply(
+        self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
+        if self._deferred is not None or not optimizer.built:
+            refuse("a step with several updates, or the first one of an optimizer")
+        grads, variables, _ = self._own_gradients(optimizer, grads, trainable_variables)
+        self._deferred = apply, optimizer, grads, variables
+        self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
+
+    def _end(self) -> None:
+        """The state of layers is combined after the sums."""
+        if self._deferred is not None and self._reads_updated_variables():
+            refuse("something that depends on the updated variables")
+
+    def _reads_updated_variables(self) -> bool:
+        """Whether the step goes on with variables that the update writes."""
+        assert self._deferred is not None
+        _, optimizer, _, _ = self._deferred
+        graph = tf.compat.v1.get_default_graph()
+        updated = [*self._model.trainable_variables, *optimizer.variables]
+        handles = {id(internals.tf_variable(variable).handle) for variable in updated}
+        names = {inner.name for outer, inner in graph.captures if id(outer) in handles}
+        return any(
+            argument.name in names
+            for operation in graph.get_operations()[self._before_update :]
+            for argument in operation.inputs
+        )

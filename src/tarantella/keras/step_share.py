@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.share import ThreadShares
+from tarantella.graph.compiling import is_compiling, refuse
 from tarantella.keras.thread_functions import training_threads
 
 _shares = ThreadShares()
@@ -25,6 +26,8 @@ class StepShare:
         self._value = count / total
         self._graph = _current_graph()
         self._variable = _shares.own()
+        if is_compiling():  # the variable is in host memory, where XLA cannot write
+            return
         for variable in _shares.to_write(used_by=training_threads()):
             variable.assign(self._value)
 
@@ -36,6 +39,8 @@ class StepShare:
         """The share, in float64."""
         if self.is_of_current_graph():
             return self._value
+        if is_compiling():
+            refuse("a function in a step that reads the share of this rank")
         return tf.convert_to_tensor(self._variable)
 
     def has_samples(self) -> tf.Tensor:

@@ -28,6 +28,9 @@ from tarantella.runtime.settings import (
 )
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+# How GPUs sum; "ring" is for tests, the sums of "nccl" between ranks on CPUs.
+GPU_SUMS = ("auto", "nccl", "host")
+_RING = "ring"
 _OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
@@ -51,6 +54,12 @@ def _read_level(text: str) -> str:
     return level
 
 
+def _read_gpu_sums(text: str) -> str:
+    if text.lower() not in (*GPU_SUMS, _RING):
+        raise ValueError(text)
+    return text.lower()
+
+
 def _read_cores(text: str) -> tuple[tuple[int, ...], ...]:
     parts = text.split(":")
     lists = tuple(tuple(parse_list(part)) for part in parts if _CORES.fullmatch(part.strip()))
@@ -64,6 +73,7 @@ def _read_names(text: str) -> tuple[str, ...]:
 
 
 _LEVEL = TextFormat("one of " + ", ".join(LOG_LEVELS), _read_level)
+_GPU_SUMS = TextFormat("one of " + ", ".join(GPU_SUMS), _read_gpu_sums)
 _FOLDER = TextFormat(
     "the name of a folder",
     PATH.read,
@@ -91,7 +101,7 @@ class Configuration:
         Option(
             ("--log-level",),
             Group.OUTPUT,
-            "show messages of the library from this level up: " + ", ".join(LOG_LEVELS),
+            "show library messages of this level and above: " + ", ".join(LOG_LEVELS),
             metavar="LEVEL",
         ),
     )
@@ -112,8 +122,7 @@ class Configuration:
         Option(
             ("--output-on-all-devices",),
             Group.OUTPUT,
-            "show what every rank prints, with the rank before each line, not only what the "
-            "master rank prints",
+            "show the output of every rank, with the rank in front of each line",
         ),
     )
     # The folder for all that each rank prints; empty: it is not kept.
@@ -162,7 +171,7 @@ class Configuration:
             ("--stall-timeout",),
             Group.FAILURES,
             "warn if ranks wait this long for others, and end the run after ten times that; "
-            "0 waits forever, without a warning ({default})",
+            "0: wait forever, without a warning ({default})",
             metavar="SECONDS",
         ),
     )
@@ -189,6 +198,18 @@ class Configuration:
         SWITCH,
         NO_GPU,
         Option(("--no-gpu", "--no-gpus"), Group.DEVICES, "use the CPU, even if there are GPUs"),
+    )
+    gpu_sums: str = setting(
+        "auto",
+        _GPU_SUMS,
+        "TNT_GPU_SUMS",
+        Option(
+            ("--gpu-sums",),
+            Group.DEVICES,
+            "how GPUs sum gradients: nccl, on the GPUs; host, by MPI in host memory; auto, by NCCL "
+            "where possible ({default})",
+            metavar="HOW",
+        ),
     )
     # The GPU of each rank on its host; None: in their own order.
     gpus: tuple[int, ...] | None = setting(

@@ -34,6 +34,9 @@ _OPERATION = "[[{{node "  # follows right after the cause
 _KERAS_SAYS = "Exception encountered when calling "
 _LETTERS = re.compile(r"\x1b\[\d*m")
 
+# What TensorFlow's collectives raise when another rank has ended.
+_COLLECTIVE_ABORTED = "Collective ops is aborted by"
+
 _PACKAGE = Path(__file__).absolute().parent.parent
 
 
@@ -157,7 +160,7 @@ def running_mpi() -> ModuleType | None:
 
 
 def _wait_for_turn(rank: int, error: BaseException) -> None:
-    if getattr(error, "_tnt_is_echo", False):
+    if getattr(error, "_tnt_is_echo", False) or _COLLECTIVE_ABORTED in str(error):
         # It is the error of another rank, which should report it first.
         time.sleep(times.TURN_OF_AN_ECHO)
     if rank > 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log, messages, timeline, watch, world
+from tarantella.runtime import ending, launcher, log, messages, servers, timeline, watch, world
 from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.launcher import Launch
@@ -119,6 +119,8 @@ def _start_mpi(launch: Launch) -> None:
         Communicators(communicators),
     )
     launcher.declare_rank(rank, size)
+    if size > 1:
+        servers.exchange_addresses()
 
 
 def _has_rdma() -> bool:

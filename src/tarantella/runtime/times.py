@@ -133,3 +133,11 @@ TIME_FOR_MPIEXEC_VERSION = 20
 TIME_FOR_QUESTION_TO_END = 1.0
 # How long Open MPI's launcher may take to reach a host through the scheduler.
 TIME_TO_REACH_HOST = 60
+
+# --- TensorFlow's servers ---------------------------------------------------------------------
+
+# How soon a server's socket is found after it listens, and how long it may take to. Until then it
+# takes connections from all networks. A server may have several sockets.
+LOOK_FOR_SERVER = 0.005
+TIME_TO_START_SERVER = 60.0
+TIME_FOR_MORE_SOCKETS = 0.5

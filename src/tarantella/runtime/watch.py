@@ -12,6 +12,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ _WORDS = {
     "callbacks": "an agreement between callbacks",
     "reports": "a file that the master rank writes",
     "data": "the sizes of a step's micro-batches",
+    "engine": "the choice of what sums",
     "control": "a check that all ranks agree",
 }
 _BLOCKING = (
@@ -61,6 +64,9 @@ _waits: dict[int, tuple[str, float]] = {}  # what is waited in, and since when
 _asleep = 0.0  # seconds for which this process was stopped, or had no core
 _moved_on = time.monotonic()
 _step = 0
+# Waits that no Python function sees: their purposes, and what tells them apart.
+_unseen: list[tuple[str, Callable[[], int | None]]] = []
+_unseen_since: dict[tuple[str, int], float] = {}
 
 
 class waiting:  # noqa: N801, used like a function
@@ -89,6 +95,17 @@ def note_step(number: int) -> None:
     """This rank has begun a step."""
     global _step
     _step = number
+
+
+def also_watch(purpose: str, number_in_progress: Callable[[], int | None]) -> None:
+    """Watches what waits for other ranks without calling Python.
+
+    Args:
+        purpose: What is waited in.
+        number_in_progress: Tells, in the thread that watches, the number of what is in progress,
+            or None. It is asked only if this rank seems to make no progress.
+    """
+    _unseen.append((purpose, number_in_progress))
 
 
 def watched(communicator: Any, purpose: str) -> Any:
@@ -126,7 +143,7 @@ def _watch(rank: int, seconds: float, descriptor: int) -> None:
     has_warned = False
     while True:
         _sleep(min(seconds / times.LOOKS_PER_STALL_TIMEOUT, times.LONGEST_TIME_BETWEEN_REPORTS))
-        purpose, waited = _longest_wait()
+        purpose, waited = _longest_wait(seconds)
         if waited > seconds:
             where = f"{_WORDS.get(purpose, purpose)}{f' of step {_step}' if _step else ''}"
             tell(WAITS, int(waited), where)
@@ -150,11 +167,28 @@ def _sleep(seconds: float) -> None:
         _asleep += too_long
 
 
-def _longest_wait() -> tuple[str, float]:
+def _longest_wait(seconds: float) -> tuple[str, float]:
     now = _clock()
     waits = [(now - since, purpose) for purpose, since in list(_waits.values())]
+    if now - _moved_on > seconds / 2:
+        waits += _unseen_waits(now)
     waited, purpose = max(waits, default=(0.0, ""))
     return purpose, waited
+
+
+def _unseen_waits(now: float) -> list[tuple[float, str]]:
+    """What is in progress unseen, and for how long it has been seen to be."""
+    global _unseen_since
+    found: list[tuple[str, int | None]] = []
+    for purpose, number in list(_unseen):
+        with suppress(Exception):  # TensorFlow may be about to end
+            found.append((purpose, number()))
+    _unseen_since = {
+        (purpose, number): _unseen_since.get((purpose, number), now)
+        for purpose, number in found
+        if number is not None
+    }
+    return [(now - since, purpose) for (purpose, _), since in _unseen_since.items()]
 
 
 def _manage_alone(

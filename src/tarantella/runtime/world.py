@@ -33,6 +33,7 @@ PURPOSES = (
     "callbacks",  # requests to stop, and logs; a rank may wait for these while it trains
     "reports",  # what the master has done for all, as saving a file; the master never waits
     "data",  # the sizes of steps, some steps ahead
+    "engine",  # what sums values in graphs; decided once, by whichever thread needs a sum first
     "control",  # the start, and the master's weights
 )
 
@@ -65,10 +66,12 @@ class Communicators:
 
     Args:
         by_purpose: The communicators, which `watch.watched` has made.
+        thread: The name of the thread that uses them; empty for the main thread.
     """
 
-    def __init__(self, by_purpose: Mapping[str, Any]) -> None:
+    def __init__(self, by_purpose: Mapping[str, Any], thread: str = "") -> None:
         self._by_purpose = by_purpose
+        self.thread = thread
         for communicator in by_purpose.values():
             communicator.siblings = self
 
@@ -163,12 +166,23 @@ def communicator(purpose: str) -> Intracomm:
 
 def communicators() -> Communicators:
     """The communicators of what this thread is doing."""
+    return _communicators_in_use.get() or main_communicators()
+
+
+def main_communicators() -> Communicators:
+    """The communicators of the main thread."""
     if _communicators is None or _pid != os.getpid():
         raise TarantellaError(
             "This process is not a rank, so it cannot communicate with the ranks: "
             "it runs serially, or it is a worker process that a rank has started."
         )
-    return _communicators_in_use.get() or _communicators
+    return _communicators
+
+
+def shared_communicator(purpose: str) -> Intracomm:
+    """The communicator of all ranks for a purpose that all threads share."""
+    found: Intracomm = main_communicators()[purpose]
+    return found
 
 
 def has_own_communicators() -> bool:
