@@ -7,6 +7,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 NEEDS := $(VENV)/.made pyproject.toml constraints.txt
+# TensorFlow with CUDA is a package of its own, and large: only a host with a GPU gets it.
+HAS_GPU := $(firstword $(wildcard /dev/nvidiactl /dev/kfd /dev/dxg))
+GPU_VENV ?= $(if $(HAS_GPU),.venv-gpu,$(VENV))
 
 # pip does not prompt, and installs into the virtual environment whatever the user's settings are.
 export PIP_NO_INPUT := 1
@@ -15,7 +18,7 @@ export PIP_USER := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-versions cluster chaos endurance bench docs lint clean
+.PHONY: help quickstart test test-gpu test-versions cluster chaos endurance bench docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +28,10 @@ quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no da
 
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python tests/run.py $(ARGS)
+
+test-gpu: ## the tests on GPUs, if there are any (ARGS="--device cpu": try them without)
+	@$(MAKE) --no-print-directory VENV=$(GPU_VENV) $(GPU_VENV)/$(if $(HAS_GPU),.gpu,.dev)
+	$(GPU_VENV)/bin/python tests/gpu/run.py $(ARGS)
 
 test-versions: $(VENV)/.made ## run the quick start and tests with other versions of TensorFlow and Keras (ARGS=--help)
 	$(BIN)/python tests/versions/run.py $(ARGS)
@@ -51,7 +58,7 @@ lint: $(VENV)/.dev ## check style (ruff), types (mypy) and layers (import-linter
 	$(BIN)/lint-imports --no-cache --no-logo
 
 clean: ## remove the virtual environment and everything built
-	rm -rf .venv benchmarks/.venv build dist docs/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-gpu benchmarks/.venv build dist docs/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.run: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,examples]'
@@ -60,6 +67,10 @@ $(VENV)/.run: $(NEEDS)
 $(VENV)/.dev: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.gpu: $(NEEDS)
+	$(PIP_INSTALL) --no-build-isolation --editable '.[gpu,dev]'
+	@touch $@
 
 $(VENV)/.bench: $(NEEDS)
 	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,bench,examples]'

@@ -1,8 +1,8 @@
 """All benchmarks, with one table at the end: what `make bench` runs.
 
-It takes about 20 minutes on two otherwise idle cores. The figures are written to
-results/results.json next to this file; results/results.png shows how close each way of training
-comes to the limit. With --quick, nothing is written unless you pass --output.
+It takes about 20 minutes on two otherwise idle cores, and more if there are GPUs. The figures are
+written to results/results.json next to this file; results/results.png shows how close each way of
+training comes to the limit. With --quick, nothing is written unless you pass --output.
 
     python benchmarks/bench.py
     python benchmarks/bench.py --only step --models lenet5 --candidates limit tarantella
@@ -29,6 +29,8 @@ import step_time
 from common import ON_THE_CPU, RANKS, printed
 from input import COST, GAIN
 from report import Figure
+
+import gpu
 
 HERE = Path(__file__).parent
 GIB, QUICK_GIB = 4.0, 0.1  # size of the array to train on
@@ -116,12 +118,25 @@ def read_input(text: str) -> list[Figure]:
     return figures
 
 
+def of_gpus(options: Namespace) -> list[Figure]:
+    gpus = gpu.found_gpus()
+    if not gpus:
+        print("gpu: left out, as TensorFlow finds no GPU", file=sys.stderr, flush=True)
+        return []
+    print("step times on GPUs ...", file=sys.stderr, flush=True)
+    few = {"rounds": 1, "steps": 3} if options.quick else {"rounds": options.rounds}
+    plan = gpu.Plan(gpus, models=options.models, **few)
+    parts = gpu.measured(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    return [figure for part in parts for figure in part]
+
+
 PARTS: dict[str, Callable[[Namespace], list[Figure]]] = {
     "step": of_steps,
     "allreduce": of_allreduce,
     "startup": of_startup,
     "memory": of_memory,
     "input": of_input,
+    "gpu": of_gpus,
 }
 
 

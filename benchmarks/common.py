@@ -65,7 +65,12 @@ def step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> lis
         keras: The module that the model was built with, if it is not Keras 3.
         options: Keyword arguments of `fit`.
     """
-    ends: list[float] = []
+    return all_step_times(model, *data, keras=keras, **options)[1:]
+
+
+def all_step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> list[float]:
+    """The same with the first step, which begins when `fit` does."""
+    ends = [time.perf_counter()]
     clock = _or_keras_3(keras).callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
     )

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-CLASSES = 10
+CLASSES, IMAGENET_CLASSES = 10, 1000
+PIXELS, GPU_PIXELS, TINY_PIXELS = 64, 224, 32
 TRANSFORMER_VOCABULARY, TRANSFORMER_LENGTH, TRANSFORMER_WIDTH, TRANSFORMER_BLOCKS = 8000, 64, 256, 4
+HEAD_WIDTH = 64
 MLP_WIDTH, MLP_LAYERS = 2048, 3
 EMBEDDING_VOCABULARY, EMBEDDING_LENGTH, EMBEDDING_WIDTH = 200_000, 32, 64
+# A Transformer that keeps a GPU busy, and models for a look at whether a benchmark runs.
+GPU_LENGTH, GPU_WIDTH, GPU_BLOCKS = 128, 512, 6
+TINY_LENGTH, TINY_WIDTH, TINY_VOCABULARY = 8, 64, 100
 
 
 @dataclass(frozen=True)
@@ -64,49 +70,57 @@ def lenet5(keras: Any) -> Any:
     )
 
 
-def resnet50(keras: Any) -> Any:
-    return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=CLASSES)
+def resnet50(keras: Any, pixels: int = PIXELS, classes: int = CLASSES) -> Any:
+    shape = (pixels, pixels, 3)
+    return keras.applications.ResNet50(weights=None, input_shape=shape, classes=classes)
 
 
-def transformer(keras: Any) -> Any:
+def transformer(
+    keras: Any,
+    length: int = TRANSFORMER_LENGTH,
+    width: int = TRANSFORMER_WIDTH,
+    blocks: int = TRANSFORMER_BLOCKS,
+) -> Any:
     """An encoder of tokens, with a class for each sequence."""
-    layers, width = keras.layers, TRANSFORMER_WIDTH
+    layers = keras.layers
 
     class Positions(layers.Layer):  # type: ignore[name-defined]
         """Adds a learned vector for each position."""
 
         def build(self, shape: Any) -> None:
             self.vectors = self.add_weight(
-                name="vectors", shape=(TRANSFORMER_LENGTH, width), initializer="uniform"
+                name="vectors", shape=(length, width), initializer="uniform"
             )
 
         def call(self, x: Any) -> Any:
             return x + self.vectors
 
-    tokens = keras.Input((TRANSFORMER_LENGTH,), dtype="int32")
+    tokens = keras.Input((length,), dtype="int32")
     x = Positions()(layers.Embedding(TRANSFORMER_VOCABULARY, width)(tokens))
-    for _ in range(TRANSFORMER_BLOCKS):
+    for _ in range(blocks):
         normal = layers.LayerNormalization()(x)
-        x = layers.add([x, layers.MultiHeadAttention(4, width // 4)(normal, normal)])
+        x = layers.add(
+            [x, layers.MultiHeadAttention(width // HEAD_WIDTH, HEAD_WIDTH)(normal, normal)]
+        )
         inner = layers.Dense(4 * width, activation="relu")(layers.LayerNormalization()(x))
         x = layers.add([x, layers.Dense(width)(inner)])
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
     return keras.Model(tokens, layers.Dense(CLASSES, activation="softmax")(x))
 
 
-def mlp(keras: Any) -> Any:
+def mlp(keras: Any, width: int = MLP_WIDTH) -> Any:
     """Large layers and little computation: 50 MB of gradients."""
-    hidden = [keras.layers.Dense(MLP_WIDTH, activation="relu") for _ in range(MLP_LAYERS)]
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(MLP_LAYERS)]
     last = keras.layers.Dense(CLASSES, activation="softmax")
-    return keras.Sequential([keras.Input((MLP_WIDTH,)), *hidden, last])
+    return keras.Sequential([keras.Input((width,)), *hidden, last])
 
 
-def embedding(keras: Any) -> Any:
+def embedding(keras: Any, vocabulary: int = EMBEDDING_VOCABULARY) -> Any:
     """A large table, of which a step uses a few rows: its gradient is sparse."""
     return keras.Sequential(
         [
             keras.Input((EMBEDDING_LENGTH,), dtype="int32"),
-            keras.layers.Embedding(EMBEDDING_VOCABULARY, EMBEDDING_WIDTH),
+            keras.layers.Embedding(vocabulary, EMBEDDING_WIDTH),
             keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(CLASSES, activation="softmax"),
         ]
@@ -124,3 +138,53 @@ CASES = {
         embedding, 256, 20, 100, (EMBEDDING_LENGTH,), vocabulary=EMBEDDING_VOCABULARY, momentum=0.0
     ),
 }
+
+# The same models with the sizes that they have on GPUs.
+GPU_CASES = {
+    "resnet50": Case(
+        partial(resnet50, pixels=GPU_PIXELS, classes=IMAGENET_CLASSES),
+        128,
+        3,
+        15,
+        (GPU_PIXELS, GPU_PIXELS, 3),
+    ),
+    "transformer": Case(
+        partial(transformer, length=GPU_LENGTH, width=GPU_WIDTH, blocks=GPU_BLOCKS),
+        128,
+        3,
+        20,
+        (GPU_LENGTH,),
+        vocabulary=TRANSFORMER_VOCABULARY,
+    ),
+    "mlp": Case(mlp, 1024, 10, 60, (MLP_WIDTH,)),
+    "lenet5": Case(lenet5, 1024, 10, 60, (28, 28, 1)),
+    "embedding": Case(
+        embedding, 1024, 10, 60, (EMBEDDING_LENGTH,), vocabulary=EMBEDDING_VOCABULARY, momentum=0.0
+    ),
+}
+
+# The same models as small as possible: figures of them mean nothing.
+TINY_CASES = {
+    "resnet50": Case(partial(resnet50, pixels=TINY_PIXELS), 4, 1, 2, (TINY_PIXELS, TINY_PIXELS, 3)),
+    "transformer": Case(
+        partial(transformer, length=TINY_LENGTH, width=TINY_WIDTH, blocks=1),
+        4,
+        1,
+        2,
+        (TINY_LENGTH,),
+        vocabulary=TRANSFORMER_VOCABULARY,
+    ),
+    "mlp": Case(partial(mlp, width=TINY_WIDTH), 8, 1, 2, (TINY_WIDTH,)),
+    "lenet5": Case(lenet5, 8, 1, 2, (28, 28, 1)),
+    "embedding": Case(
+        partial(embedding, vocabulary=TINY_VOCABULARY),
+        8,
+        1,
+        2,
+        (EMBEDDING_LENGTH,),
+        vocabulary=TINY_VOCABULARY,
+        momentum=0.0,
+    ),
+}
+
+SIZES = {"cpu": CASES, "gpu": GPU_CASES, "tiny": TINY_CASES}

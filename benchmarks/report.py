@@ -142,11 +142,12 @@ def _cells(figure: Figure) -> tuple[str, ...]:
 # As JSON
 
 
-def write_json(figures: Sequence[Figure], path: Path) -> None:
+def write_json(figures: Sequence[Figure], path: Path, **more: Any) -> None:
+    """Writes a file of figures, and of the machine; `more` is known about it."""
     described = [
         {name: _rounded(value) for name, value in figure.described().items()} for figure in figures
     ]
-    content = {"machine": machine(), "figures": described}
+    content = {"machine": machine() | more, "figures": described}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/worker.py KIND ADDRESS
 
-plain: plain Keras with all cores. ranks: one of two ranks, which also trains alone, on half of the
-batch. mirrored: one of two workers of MultiWorkerMirroredStrategy, on legacy Keras.
+plain: plain Keras with all cores. ranks: one of several ranks, which also trains alone, on its part
+of the batch. mirrored: one of two workers of MultiWorkerMirroredStrategy, on legacy Keras.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from common import RANKS, compiled, step_times
-from models import CASES, Case
+from common import RANKS, all_step_times, compiled, step_times
+from models import CASES, SIZES, Case
 from turns import take_turns
 
 # As many as Tarantella gives to a rank with one compute thread.
@@ -42,9 +42,24 @@ class Plain:
         self._case = CASES["lenet5"]
         self._trainings: dict[str, Training] = {}
 
-    def build(self, model: str) -> None:
-        self._case = CASES[model]
+    def build(self, model: str, size: str = "cpu", precision: str = "") -> None:
+        """Builds a model.
+
+        Args:
+            model: Its name.
+            size: A key of `SIZES`.
+            precision: A dtype policy of Keras 3, if not the usual one.
+        """
+        if precision:
+            self.keras.config.set_dtype_policy(precision)
+        self._case = SIZES[size][model]
         self._trainings = self.trainings(self._case)
+
+    def first_step(self, candidate: str) -> float:
+        """The time from the call of `fit` to the end of its first step."""
+        training = self._trainings[candidate]
+        data = self.fit_arguments(self._case, training.batch, 1)
+        return all_step_times(training.model, keras=self.keras, **data)[0]
 
     def measure(self, candidate: str, warm_up: int, steps: int) -> list[float]:
         """The times of the steps after the warm-up."""
@@ -85,7 +100,7 @@ class Ranks(Plain):
         alone, together = (case.build(self.keras) for _ in range(2))
         together = self._tnt.Model(together)
         return {
-            "limit": Training(self.compiled(case, alone), case.batch // RANKS),
+            "limit": Training(self.compiled(case, alone), case.batch // self._tnt.get_size()),
             "tarantella": Training(self.compiled(case, together), case.batch),
         }
 
@@ -140,8 +155,8 @@ KINDS = {"plain": Plain, "ranks": Ranks, "mirrored": Mirrored}
 def main() -> None:
     kind, address = sys.argv[1:]
     worker = KINDS[kind]()
-    actions = {"build": worker.build, "measure": worker.measure, "drop": worker.drop}
-    take_turns(address, actions)
+    names = ("build", "first_step", "measure", "drop")
+    take_turns(address, {name: getattr(worker, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,327 @@
+"""Step times of training on GPUs, over those of processes that do not communicate.
+
+keras: plain Keras in one process, on one GPU, with the whole batch.
+limit: as many processes as there are ranks, on the same GPUs, with their part of the batch each.
+       They never communicate: ranks cannot be faster.
+nccl:  a tnt.Model on the whole batch, with sums by NCCL on the GPUs.
+host:  the same with sums by MPI in host memory.
+
+Several ranks share a GPU if there are too few. For each model, each candidate has fresh processes,
+and they take turns in each round. A round's figure is the median of its steps, on the slowest
+process; ratios are taken within a round, and the result is the median of the rounds. The first step
+is timed from the call of `fit`. A candidate that fails or takes too long has the reason in its row,
+and the others go on.
+
+    python benchmarks/gpu.py --output gpu.json
+    python benchmarks/gpu.py --models resnet50 mlp --precision float32 mixed_bfloat16 --rounds 3
+    python benchmarks/gpu.py --device cpu           # checks only that it runs, without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import report
+from common import ON_THE_CPU, Failed
+from models import GPU_CASES, SIZES
+from report import Figure
+from turns import GOODBYE, Command, Crew
+
+WORKER = str(Path(__file__).parent / "worker.py")
+CANDIDATES = ("limit", "nccl", "host", "keras")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+# The targets: speed over the limit, in float32, and of all models whose step takes long.
+TARGETS = {"resnet50": 0.92, "transformer": 0.90, "mlp": 0.35}
+LONG_STEP, TARGET_OF_LONG_STEPS = 20.0, 0.7  # milliseconds
+FIRST_STEP = 1.2  # the target, at most, over that of plain Keras
+COLUMNS = ("model", "precision", "", "step", "over limit", "first step", "over Keras's", "")
+# GPUs are found in another process: this one leaves their memory to those that are measured.
+FIND_GPUS = """
+import tensorflow as tf
+for gpu in tf.config.list_physical_devices("GPU"):
+    print(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        gpus: The names of the GPUs; empty: ranks run on the CPU, with tiny models.
+        ranks: How many ranks; None: one for each GPU, but two at least.
+        models: Keys of `GPU_CASES`.
+        sums: The candidates.
+        precision: Dtype policies of Keras.
+        rounds: How often the candidates take turns.
+        steps: Steps of a round that are measured; None: what the model says.
+        time_limit: Seconds for a candidate to start, to take its first step, or for a round.
+    """
+
+    gpus: Sequence[str]
+    ranks: int | None = None
+    models: Sequence[str] = tuple(GPU_CASES)
+    sums: Sequence[str] = CANDIDATES
+    precision: Sequence[str] = PRECISIONS
+    rounds: int = 5
+    steps: int | None = None
+    time_limit: float = 600.0
+
+    @property
+    def number_of_ranks(self) -> int:
+        return self.ranks or max(len(self.gpus), 2)
+
+
+@dataclass
+class Result:
+    """What became of a candidate.
+
+    Attributes:
+        rounds: The times of its steps in each round, on the slowest process.
+        first_step: The time of its first step, on the slowest process.
+        problem: Why there is no more.
+    """
+
+    rounds: list[list[float]] = field(default_factory=list)
+    first_step: float | None = None
+    problem: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--ranks", type=int, metavar="N", help="default: the GPUs, 2 at least")
+    parser.add_argument("--rounds", type=int, default=Plan.rounds)
+    parser.add_argument("--steps", type=int, help="steps of a round that are measured")
+    parser.add_argument("--time-limit", type=float, default=Plan.time_limit, metavar="SECONDS")
+    for name, choices in (
+        ("--models", GPU_CASES),
+        ("--sums", CANDIDATES),
+        ("--precision", PRECISIONS),
+    ):
+        parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
+    options = vars(parser.parse_args())
+    device, output = options.pop("device"), options.pop("output")
+    gpus = found_gpus() if device == "gpu" else []
+    if device == "gpu" and not gpus:
+        parser.error("TensorFlow finds no GPU; `--device cpu` checks that this benchmark runs")
+    figures: list[Figure] = []
+    for more in measured(Plan(gpus, **options), lambda line: print(line, flush=True)):
+        figures += more
+        if output:  # at once: hosts with GPUs are often lent for a short time
+            report.write_json(figures, output, gpus=gpus)
+
+
+def found_gpus() -> list[str]:
+    """The names of the GPUs that TensorFlow finds."""
+    command = [sys.executable, "-c", FIND_GPUS]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return run.stdout.splitlines()
+
+
+def measured(plan: Plan, show: Callable[[str], object]) -> Iterator[list[Figure]]:
+    """Measures each model in each precision, and shows a row for each candidate."""
+    where = ", ".join(plan.gpus) or "the CPU (these figures mean nothing)"
+    show(f"{plan.number_of_ranks} ranks on {where}\n")
+    show(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
+    for model in plan.models:
+        for precision in plan.precision:
+            results = _results(plan, model, precision)
+            figures = figures_of(model, precision, results)
+            for candidate in plan.sums:
+                show(row(model, precision, candidate, figures))
+            yield figures
+
+
+def _results(plan: Plan, model: str, precision: str) -> dict[str, Result]:
+    """Trains all candidates in each round, one after the other."""
+    size = "gpu" if plan.gpus else "tiny"
+    case = SIZES[size][model]
+    steps = {"warm_up": case.warm_up, "steps": plan.steps or case.steps}
+    with ExitStack() as stack:
+        candidates = [stack.enter_context(Candidate(name, plan)) for name in plan.sums]
+        with ThreadPoolExecutor() as pool:  # importing TensorFlow takes long
+            list(pool.map(Candidate.start, candidates))
+        for each in candidates:
+            each.ask("build", model=model, size=size, precision=precision)
+        for each in candidates:
+            for seconds in each.ask("first_step", candidate=each.training):
+                each.result.first_step = max(seconds, each.result.first_step or 0.0)
+        for number in range(plan.rounds):
+            for each in candidates:
+                if times := each.ask("measure", candidate=each.training, **steps):
+                    slowest = max(times, key=statistics.median)
+                    each.result.rounds.append(slowest)
+                    median = 1e3 * statistics.median(slowest)
+                    note = f"{model} {precision} {each.name}, round {number + 1}: {median:.2f} ms"
+                    print(note, file=sys.stderr, flush=True)
+    return {each.name: each.result for each in candidates}
+
+
+class Candidate:
+    """A candidate and its processes; once it has failed, it answers no more.
+
+    Args:
+        name: One of `CANDIDATES`.
+        plan: What to measure.
+    """
+
+    def __init__(self, name: str, plan: Plan) -> None:
+        self.name = name
+        self.result = Result()
+        self.training = name if name in ("limit", "keras") else "tarantella"  # in worker.py
+        self._workers = 1 if name == "keras" else plan.number_of_ranks
+        self._plan = plan
+        self._crew = Crew(plan.time_limit)
+
+    def start(self) -> None:
+        self._try(
+            lambda: self._crew.start(
+                self.name, [command(self.name, self._plan, self._crew.address)], self._workers
+            )
+        )
+
+    def ask(self, what: str, **arguments: object) -> list[Any]:
+        """The answers of its processes; none if it has failed."""
+        return self._try(lambda: self._crew.ask(self.name, what, **arguments)) or []
+
+    def _try(self, do: Callable[[], Any]) -> Any:
+        if self.result.problem:
+            return None
+        try:
+            return do()
+        except Failed as failed:
+            print(failed, file=sys.stderr, flush=True)
+            self.result.problem = gist(str(failed))
+            self._crew.end()
+            return None
+
+    def __enter__(self) -> Candidate:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._crew.end(0 if self.result.problem or error[0] else GOODBYE)
+
+
+def command(name: str, plan: Plan, address: str) -> Command:
+    """What starts the processes of a candidate.
+
+    The ranks start without the `tarantella` command, which lets no two of them share a GPU.
+    """
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if name == "keras":
+        on_cpu = {} if plan.gpus else ON_THE_CPU
+        return Command([sys.executable, WORKER, "plain", address], env | on_cpu)
+    if plan.gpus:
+        env["TNT_GPUS"] = ",".join(str(number) for number in range(len(plan.gpus)))
+        env["TNT_GPU_SUMS"] = "nccl" if name == "nccl" else "host"
+    else:
+        env |= {**ON_THE_CPU, "TNT_NO_GPU": "true", "TNT_THREADS": "1"}
+        env["TNT_GPU_SUMS"] = "ring" if name == "nccl" else "host"
+    ranks = [mpiexec(), "-n", str(plan.number_of_ranks), sys.executable, WORKER, "ranks", address]
+    return Command(ranks, env)
+
+
+def mpiexec() -> str:
+    """The path of mpiexec, rather the one beside this Python."""
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    path = shutil.which("mpiexec", path=os.pathsep.join(folders))
+    if path is None:
+        raise Failed("There is no mpiexec to start ranks with.")
+    return path
+
+
+def gist(error: str) -> str:
+    """The line that says what happened: the last one that names an exception, or the last."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    return (named or lines or ["no reason is known"])[-1]
+
+
+def figures_of(model: str, precision: str, results: Mapping[str, Result]) -> list[Figure]:
+    """Step times and first steps of all candidates, and their ratios."""
+    subject = f"{model} {precision}"
+    steps, firsts = {}, {}
+    for name, result in results.items():
+        medians = [1e3 * statistics.median(times) for times in result.rounds]
+        steps[name] = Figure("gpu", subject, name, medians, "ms", problem=result.problem)
+        first = [] if result.first_step is None else [result.first_step]
+        what = f"{name}, first step"
+        firsts[name] = Figure("gpu", subject, what, first, "s", problem=result.problem)
+
+    figures = [*steps.values(), *firsts.values()]
+    for name in results:
+        of_nccl = name == "nccl"
+        if name != "limit" and "limit" in results:
+            target = _target(model, precision, steps["limit"].median) if of_nccl else None
+            figures.append(_ratio(steps["limit"], steps[name], name, "limit", at_least=target))
+        if of_nccl and "host" in results:
+            figures.append(_ratio(steps["host"], steps[name], name, "host", at_least=1.0))
+        if name in ("nccl", "host") and "keras" in results:
+            target = FIRST_STEP if of_nccl else None
+            what = firsts[name].what
+            figures.append(_ratio(firsts[name], firsts["keras"], what, "keras", at_most=target))
+    return figures
+
+
+def _target(model: str, precision: str, limit: float | None) -> float | None:
+    """The speed over the limit that we want; None if any will do."""
+    if precision == "float32" and model in TARGETS:
+        return TARGETS[model]
+    return TARGET_OF_LONG_STEPS if limit is not None and limit > LONG_STEP else None
+
+
+def _ratio(one: Figure, other: Figure, what: str, over: str, **target: float | None) -> Figure:
+    """One over the other, in each round that both have finished."""
+    ratios = [a / b for a, b in zip(one.rounds, other.rounds, strict=False)]
+    problem = "" if ratios else one.problem or other.problem
+    return Figure("gpu", one.subject, what, ratios, over=over, problem=problem, **target)
+
+
+def row(model: str, precision: str, candidate: str, figures: Sequence[Figure]) -> str:
+    """A candidate's row of the table."""
+    first = f"{candidate}, first step"
+    own = {(figure.what, figure.over): figure for figure in figures}
+    shown = [
+        own.get(key)
+        for key in ((candidate, ""), (candidate, "limit"), (first, ""), (first, "keras"))
+    ]
+    problem = own[candidate, ""].problem
+    remarks = [problem.replace("|", "/")] if problem else []
+    for figure in figures:
+        if figure.what in (candidate, first) and figure.verdict == "MISSED":
+            bound = f">= {figure.at_least}" if figure.at_most is None else f"<= {figure.at_most}"
+            remarks.append(f"MISSED: {figure.what} over {figure.over} {bound}")
+    return (
+        f"| {' | '.join([model, precision, candidate, *map(_cell, shown), '; '.join(remarks)])} |"
+    )
+
+
+def _cell(figure: Figure | None) -> str:
+    """Median, and lowest and highest round."""
+    if figure is None:
+        return ""
+    if figure.median is None:
+        return "-"
+    form = report.FORMS[figure.unit].format
+    low, high = figure.low_and_high
+    return form(figure.median) + (
+        f" ({form(low)} to {form(high)})" if len(figure.rounds) > 1 else ""
+    )
+
+
+if __name__ == "__main__":
+    main()
