@@ -1,4 +1,4 @@
-"""Runs all tests except the long ones, in shards: a few at a time, the slowest first.
+"""Runs all tests except the long ones, in shards, a few at a time.
 
 The output of a shard is shown when it has ended. A table at the end lists the time of each.
 With arguments, it runs pytest with them, and nothing else.
@@ -64,7 +64,10 @@ class Result:
 
 
 def shards() -> list[Shard]:
-    """All tests, each in one shard; the slowest first."""
+    """All tests, each in one shard.
+
+    The slowest come first, and those that mostly wait run beside those that mostly compute.
+    """
     folder = ROOT / "tests" / "ranks"
     files = sorted(
         str(path.relative_to(ROOT)) for path in folder.glob("test_*.py") if path.stem != DEVICE_SUMS
@@ -75,17 +78,17 @@ def shards() -> list[Shard]:
     return [
         Shard("2 ranks, second half", (*on_ranks, "-k", "2-ranks", *second, "tests/docs")),
         Shard("2 ranks, first half", (*on_ranks, "-k", "2-ranks", *first)),
-        Shard("docs", (*others, "tests/docs")),
         Shard("cluster", (*others, "tests/cluster")),
         Shard("command", (*others, "tests/ranks")),
+        Shard("docs", (*others, "tests/docs")),
+        Shard("3 ranks and more", (*on_ranks, "-k", "not 1-ranks and not 2-ranks")),
+        Shard("unit", (*others, "tests/unit")),
         Shard(
             "2 ranks, TensorFlow's collectives",
             ("-m", "device_sums and not long", "-k", "2-ranks", "tests/ranks"),
             {"TNT_GPU_SUMS": "ring"},
         ),
-        Shard("3 ranks and more", (*on_ranks, "-k", "not 1-ranks and not 2-ranks")),
         Shard("1 rank", (*on_ranks, "-k", "1-ranks")),
-        Shard("unit", (*others, "tests/unit")),
     ]
 
 
