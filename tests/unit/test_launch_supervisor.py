@@ -104,11 +104,24 @@ def test_where_nobody_can_tell(tmp_path: Path) -> None:
     assert not is_cut_off(5, tmp_path)
 
 
+SLOW_SUPERVISOR = """
+import os, runpy, sys, time
+def fork(fork=os.fork):
+    pid = fork()
+    time.sleep(0.5 if pid else 0)
+    return pid
+os.fork = fork
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("end", ["exit 3", "kill -TERM $PPID; wait"])
-def test_what_a_rank_has_started_ends_with_it(end: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["-c", SLOW_SUPERVISOR]], ids=["quick", "slow"])
+def test_what_a_rank_has_started_ends_with_it(end: str, options: list[str], tmp_path: Path) -> None:
     """Also where no command comes to look after it, and no scheduler does."""
     program = ["sh", "-c", f"sleep 600 & echo $! > pid; {end}"]
-    command = [sys.executable, entry.__file__, "launch.supervisor", *program]
+    command = [sys.executable, *options, entry.__file__, "launch.supervisor", *program]
     environ = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2"}
     result = subprocess.run(command, cwd=tmp_path, env=environ, timeout=60)
     assert result.returncode != 0

@@ -79,8 +79,8 @@ class OutputRelay:
         self._stopping = False
         self._deadline: float | None = None
         self._workers_deadline: float | None = None
-        # The hosts of the master rank, whose output is shown, and of the launcher.
-        hosts = (command.hosts[0], socket.gethostname())
+        # The launcher passes on what its processes on other hosts say.
+        hosts = {*command.hosts, socket.gethostname()}
         messages = LauncherMessages(outcome, hosts, self._is_ending)
         self._filters = {
             1: StreamFilter(messages.in_output()),

@@ -32,6 +32,8 @@ class StreamFilter:
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
+        self._first_bytes = {passage.start[0] for passage in passages}
+        self._longest_start = max((len(passage.start) for passage in passages), default=0)
         self._held = b""
         self._before = b"\n"  # what comes before that
 
@@ -88,9 +90,10 @@ class StreamFilter:
 
     def _possible_start(self, text: bytes) -> int:
         """The length of the longest end of the text that may be the start of a passage."""
-        longest = max((len(passage.start) for passage in self._passages), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
+        for length in range(min(self._longest_start - 1, len(text)), 0, -1):
             end = text[-length:]
-            if end != b"\n" and any(each.start.startswith(end) for each in self._passages):
+            if end[0] not in self._first_bytes or end == b"\n":
+                continue
+            if any(passage.start.startswith(end) for passage in self._passages):
                 return length
         return 0

@@ -68,13 +68,17 @@ def main(arguments: list[str]) -> int:
         return BAD_INPUT
     is_open = _is_open(rank)
     pipes = [] if is_open and not configuration().output_dir else [os.pipe(), os.pipe()]
+    # A signal that ended us before we handle it would leave behind what the rank has started.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _become(command, rank, host, parent, [writing for _, writing in pipes])
     for _, writing in pipes:
         os.close(writing)
     output = RankOutput(rank, host, pid, is_open, kept)
     program = _Program(pid, rank, host, [reading for reading, _ in pipes], output)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     announce(Announcement(STARTED, rank, host, parent, launcher=identity(os.getppid())))
     status = program.wait()
     signal.alarm(0)
