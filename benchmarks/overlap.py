@@ -19,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,56 +51,67 @@ def main() -> None:
         draw(json.loads((RESULTS / "timeline.json").read_text()), RESULTS / "timeline.png")
 
 
-def measure_on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
+@contextmanager
+def hosts_on_slow_link(gbit: float) -> Iterator[tuple[Any, Path]]:
+    """Two hosts with a link of this speed, and the path of their hostfile."""
     sys.path.append(str(Path(__file__).parents[1] / "tests/cluster"))
     from testbed import Testbed, what_is_missing
 
     if missing := what_is_missing():
         raise Failed(missing)
-    results = []
     with tempfile.TemporaryDirectory() as folder, Testbed(RANKS, shared=[Path(folder)]) as hosts:
         for node in hosts.nodes:
             for interface in ("eth0", "eth1"):
                 node.run(
                     *("tc", "qdisc", "add", "dev", interface, "root", "tbf"),
-                    *("rate", f"{options.gbit}gbit", "burst", "256kb", "latency", "50ms"),
+                    *("rate", f"{gbit}gbit", "burst", "256kb", "latency", "50ms"),
                 )
+        hostfile = Path(folder) / "hosts"
+        hostfile.write_text("".join(f"{node.name}\n" for node in hosts.nodes))
+        yield hosts, hostfile
+
+
+def measure_on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
+    results = []
+    with hosts_on_slow_link(options.gbit) as (hosts, hostfile):
         print(f"Link of {options.gbit:g} Gbit/s. Times in milliseconds.", flush=True)
         print(HEAD, flush=True)
         for model in options.models:
             for threshold in options.thresholds:
-                figures = run_on(hosts, Path(folder), model, threshold, options)
+                figures = run_on(hosts, hostfile, model, threshold, options)
                 results.append(figures | {"gbit": options.gbit})
                 print(line(figures), flush=True)
         if options.picture:
-            run_on(hosts, Path(folder), options.models[0], options.thresholds[0], options, True)
+            run_on(hosts, hostfile, options.models[0], options.thresholds[0], options, True)
     return results
+
+
+def run_on_hosts(hosts: Any, hostfile: Path, options: list[str], program: list[str]) -> Any:
+    """Runs a program with one rank on each host; returns the JSON in the last line it prints."""
+    command = [str(Path(sys.executable).parent / "tarantella"), "--hostfile", str(hostfile)]
+    command += ["--no-gpu", "-x", "TNT_THREADS=1", *options, "--", *program]
+    run = hosts["node1"].run(*command, check=False, timeout=900)
+    if run.returncode != 0:
+        raise Failed(run.stdout + run.stderr)
+    sys.stderr.write(run.stderr)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def run_on(
     hosts: Any,
-    folder: Path,
+    hostfile: Path,
     model: str,
     threshold: int | None,
     options: argparse.Namespace,
     traced: bool = False,
 ) -> dict[str, Any]:
     """Measures on the hosts, or trains a few steps for a timeline."""
-    hostfile = folder / "hosts"
-    hostfile.write_text("".join(f"{node.name}\n" for node in hosts.nodes))
-    command = [str(Path(sys.executable).parent / "tarantella"), "--hostfile", str(hostfile)]
-    command += ["--no-gpu", "-x", "TNT_THREADS=1"]
-    if threshold is not None:
-        command += ["--fusion-threshold", str(threshold)]
+    given = [] if threshold is None else ["--fusion-threshold", str(threshold)]
     if traced:
-        command += ["--timeline", str(RESULTS / "timeline.json")]
-    command += ["--", __file__, "--models", model, "--steps", str(options.steps)]
-    command += ["--rounds", str(0 if traced else options.rounds)]
-    run = hosts["node1"].run(*command, check=False, timeout=900)
-    if run.returncode != 0:
-        raise Failed(run.stdout + run.stderr)
-    sys.stderr.write(run.stderr)
-    figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+        given += ["--timeline", str(RESULTS / "timeline.json")]
+    program = [__file__, "--models", model, "--steps", str(options.steps)]
+    program += ["--rounds", str(0 if traced else options.rounds)]
+    figures: dict[str, Any] = run_on_hosts(hosts, hostfile, given, program)
     return figures | {"threshold_kb": threshold}
 
 
@@ -203,7 +215,7 @@ def phases_of_step(name: str) -> dict[str, Callable[[], Any]]:
     @tf.function
     def communication(tensors: Sequence[Any]) -> Any:
         threshold = configuration().fusion_threshold_bytes
-        return of_ranks.channel().allreduce(tensors[::-1], threshold)
+        return of_ranks.channel("gradients").allreduce(tensors[::-1], threshold)
 
     sent = [tf.convert_to_tensor(gradient) for gradient in gradients()]
     return {

@@ -102,3 +102,45 @@ def test_two_hosts_train_as_one_process_does(
         # Relative to the array. A bias in front of a normalization is 0, but for rounding.
         allowed = 1e-9 * np.abs(theirs[key]).max() + 1e-12
         np.testing.assert_allclose(ours[key], theirs[key], rtol=0, atol=allowed)
+
+
+TYPES_OF_GRADIENTS = """
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tarantella as tnt
+
+
+def sent():
+    files = Path("/sys/class/net").glob("eth*/statistics/tx_bytes")
+    return sum(int(file.read_text()) for file in files)
+
+
+x, y = np.ones((8, 1000), "float32"), np.ones((8, 1000), "float32")
+for gradient_type in (None, "float32"):
+    inputs = keras.Input((1000,))
+    model = tnt.Model(
+        keras.Model(inputs, keras.layers.Dense(1000)(inputs)), gradient_type=gradient_type
+    )
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    before = sent()
+    model.fit(x, y, batch_size=8, epochs=5, verbose=0)
+    print(tnt.get_rank(), sent() - before, flush=True)
+"""
+
+
+def test_gradients_of_16_bits_take_half_the_bytes(cluster: Cluster) -> None:
+    """The option is the default of models, which can have a type of their own."""
+    script = cluster.script(TYPES_OF_GRADIENTS)
+    options = ["--gradient-type", "bfloat16", "--output-on-all-devices"]
+    result = cluster.run(*options, "--", script, timeout=600)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split()[-2:] for line in result.stdout.splitlines()]
+    for rank in "01":
+        half, whole = [int(number) for of_rank, number in lines if of_rank == rank]
+        assert whole > 5 * 4e6  # a million gradients in float32, five times
+        assert 0.45 < half / whole < 0.6

@@ -104,7 +104,7 @@ def test_a_rank_that_dies_in_fit_is_the_cause(death: str, tmp_path: Path) -> Non
 
 
 STALLS = {
-    "sleeps": ("time.sleep(600)", "has not arrived: it is in line "),
+    "sleeps": ("time.sleep(600)", "has not arrived: it is at "),
     "is_stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "it is stopped by SIGSTOP: `kill "),
 }
 

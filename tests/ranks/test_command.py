@@ -423,3 +423,37 @@ def test_ranks_that_train_for_themselves_are_told_of(imported: str, tmp_path: Pa
     result = run(*TWO, "--", str(script))
     assert result.returncode == 0
     assert result.stderr.count("WARNING: The script has not used tnt.Model: each of the 2 ra") == 1
+
+
+def test_plain_model_of_a_wrapped_one_that_every_rank_trains_is_told_of(tmp_path: Path) -> None:
+    """As when the result of `tnt.Model(model)` is not used; other plain models are fine."""
+    script = tmp_path / "train.py"
+    script.write_text("""
+import keras, numpy as np
+import tarantella as tnt
+x = np.ones((4, 3))
+def train(model):
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1], verbose=0)
+def new_model(name):
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name=name)
+used, forgotten = new_model("used"), new_model("forgotten")
+train(used)
+train(tnt.Model(used))
+train(keras.models.clone_model(used))
+if tnt.is_master_rank():
+    train(used)
+    print("no mistake so far", flush=True)
+tnt.barrier()
+tnt.Model(forgotten)
+train(forgotten)
+train(forgotten)
+""")
+    result = run(*TWO, "--", str(script))
+    assert (result.returncode, result.stdout) == (0, "no mistake so far\n")
+    at_fit, at_end = (line for line in result.stderr.splitlines() if line.startswith("tarantella"))
+    assert at_fit == at_end
+    assert at_fit.startswith(
+        "tarantella WARNING: fit (train.py:7) trains the plain model 'forgotten', not the one that "
+        "tnt.Model returned: each of the 2 ranks trains on all of the data by itself."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -20,8 +21,10 @@ from oracle import (
 )
 
 import tarantella as tnt
+from tarantella.data import step_agreement
 from tarantella.errors import InputError, MismatchError
 from tarantella.keras.adapter import RankDataAdapter
+from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
@@ -205,6 +208,7 @@ def test_a_message_tells_that_data_are_not_distributed(
 
 def _warnings(fit: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> str:
     with pytest.MonkeyPatch.context() as patch, caplog.at_level("WARNING", LOGGER.name):
+        patch.setattr(step_agreement, "_has_warned", False)
         patch.setattr(LOGGER, "propagate", True)
         fit()
     return caplog.text
@@ -221,7 +225,7 @@ def test_data_that_one_rank_has_looked_at_before_give_a_warning(
     if tnt.get_rank() == tnt.get_size() - 1:
         next(iter(dataset))
     text = _warnings(lambda: _compiled().fit(dataset, verbose=0), caplog)
-    assert "The ranks do not have the same data" in text
+    assert "The ranks do not have the same data: in the training data, batch " in text
 
 
 def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
@@ -267,8 +271,28 @@ def test_arrays_that_differ_give_a_warning(caplog: pytest.LogCaptureFixture) -> 
     model = _compiled()
     assert not _warnings(lambda: model.evaluate(x, y, verbose=0), caplog)
     x = np.random.default_rng(tnt.get_rank()).normal(size=x.shape)
-    text = _warnings(lambda: model.evaluate(x, y, verbose=0), caplog)
-    assert "The ranks do not have the same data" in text
+
+    def use_everywhere() -> None:
+        model.fit(x, y, validation_split=0.2, verbose=0)
+        model.evaluate(x, y, verbose=0)
+
+    text = _warnings(use_everywhere, caplog)
+    assert len(set(text.splitlines())) == 1  # another one would name other data
+    assert "same data: in the training data, ranks 0 and 1 differ in `x`." in text
+
+
+@pytest.mark.parametrize("kind", ["arrays", "batches"])
+def test_data_that_differ_are_an_error_if_the_user_wants_that(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = replace(configuration(), strict=True)
+    monkeypatch.setattr(step_agreement, "configuration", lambda: strict)
+    x, y = classification_data()
+    if tnt.get_rank() == tnt.get_size() - 1:
+        y = y[::-1]
+    data = (x, y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((x, y)).batch(4),)
+    with pytest.raises(MismatchError, match="not have the same data|do not match those of another"):
+        _compiled().fit(*data, verbose=0)
 
 
 def test_batches_that_each_rank_augments_for_itself_give_no_warning(

@@ -79,6 +79,8 @@ GIVEN_FOR_RANKS: dict[str, tuple[list[str], Any]] = {
     "output_on_all_devices": (["--output-on-all-devices"], True),
     "output_dir": (["--output-dir", "kept here"], "kept here"),
     "fusion_threshold_kb": (["--fusion-threshold", "256"], 256),
+    "gradient_type": (["--gradient-type", "BFloat16"], "bfloat16"),
+    "strict": (["--strict"], True),
     "timeline": (["--timeline", " a b"], " a b"),
     "stall_seconds": (["--stall-timeout", "0"], 0),
     "grace_seconds": (["--grace-period", "7"], 7),

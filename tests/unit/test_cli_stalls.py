@@ -30,12 +30,12 @@ def stalls_of(*news: Announcement, ranks: int = 3, warns: bool = True) -> Stalls
     return stalls
 
 
-def waits(rank: int, seconds: int = 61, where: str = GRADIENTS) -> Announcement:
-    return Announcement(WAITS, rank, f"node{rank}", 1, status=seconds, cause=where)
+def waits(rank: int, seconds: int = 61, where: str = GRADIENTS, place: str = "") -> Announcement:
+    return Announcement(WAITS, rank, f"node{rank}", 1, status=seconds, cause=where, place=place)
 
 
-def elsewhere(rank: int, where: str = "in line 7 of train.py") -> Announcement:
-    return Announcement(ELSEWHERE, rank, f"node{rank}", 1, cause=where)
+def elsewhere(rank: int, where: str = "train.py:7") -> Announcement:
+    return Announcement(ELSEWHERE, rank, f"node{rank}", 1, place=where)
 
 
 def test_nobody_waits() -> None:
@@ -48,7 +48,7 @@ def test_one_does_something_else() -> None:
     stalls = stalls_of(waits(0), elsewhere(1), waits(2))
     assert stalls.warning() == (
         "Ranks 0, 2 have been waiting for 61 seconds, in a sum of gradients of step 3. "
-        "Rank 1 on host node1 has not arrived: it is in line 7 of train.py."
+        "Rank 1 on host node1 has not arrived: it is at train.py:7."
     )
     assert stalls.warning() is None  # once is enough
     assert stalls.failure() is None
@@ -80,6 +80,31 @@ def test_all_wait_for_each_other() -> None:
     assert warning.endswith("they must do the same things, in the same order.")
 
 
+EVALUATE = "evaluate (train.py:12)"
+
+
+@pytest.mark.parametrize(
+    ("others", "hint"),
+    [
+        ([elsewhere(1, ""), elsewhere(2, ""), elsewhere(3, "")],
+         "Rank 0 is in evaluate (train.py:12), ranks 1-3 are not: call it on all ranks."),
+        ([elsewhere(1, "save (train.py:9)"), elsewhere(2), elsewhere(3, "")],
+         "Rank 0 is in evaluate (train.py:12), ranks 1-3 are not: all ranks must call it."),
+        ([waits(1, place=EVALUATE), elsewhere(2), waits(3, place=EVALUATE)],
+         "Ranks 0, 1, 3 are in evaluate (train.py:12), rank 2 is not: all ranks must call it."),
+        # A rank that is in the same call is only slow.
+        ([elsewhere(1, EVALUATE), elsewhere(2, ""), elsewhere(3, "")], ""),
+        ([waits(1, place="fit (train.py:20)"), elsewhere(2, ""), elsewhere(3, "")], ""),
+    ],
+)  # fmt: skip
+def test_a_call_that_only_some_ranks_make(others: list[Announcement], hint: str) -> None:
+    warning = stalls_of(waits(0, place=EVALUATE), *others, ranks=4).warning()
+    assert warning is not None
+    assert "seconds, in a sum of gradients of step 3, in evaluate (train.py:12)" in warning
+    assert warning.endswith(hint or ".")
+    assert bool(hint) == ("call it" in warning)
+
+
 def test_of_many_some_are_named() -> None:
     warning = stalls_of(waits(0), *map(elsewhere, range(1, 100)), ranks=100).warning()
     assert warning is not None
@@ -102,7 +127,7 @@ def test_too_long_is_a_failure() -> None:
     failure = stalls.failure()
     assert failure is not None
     assert (failure.rank, failure.host, failure.status) == (1, "node1", 1)
-    assert "it is in line 7 of train.py" in failure.cause
+    assert "it is at train.py:7" in failure.cause
     everyone = stalls_of(waits(0, 601), waits(1, 601), waits(2, 601)).failure()
     assert everyone is not None
     assert (everyone.rank, everyone.host) == (None, "")

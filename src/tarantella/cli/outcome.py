@@ -16,7 +16,9 @@ from tarantella.runtime.announce import (
     ON_CPU,
     PRINTED_LAST,
     STARTED,
+    TRAINS_ALONE,
     Announcement,
+    trained_alone,
 )
 
 _LIKELY = {
@@ -75,6 +77,7 @@ class Outcome:
         self.launchers: dict[str, list[str]] = {}  # the launcher's processes on each host
         # On each host, the ranks that use the CPU, and how many GPUs TensorFlow finds there.
         self.on_cpu: dict[str, dict[int, int]] = {}
+        self.warnings: list[str] = []  # what ranks do that is likely to be a mistake
 
     @property
     def all_started(self) -> bool:
@@ -95,6 +98,8 @@ class Outcome:
             self._tails.setdefault(news.rank, []).append(news)
         elif news.kind == ON_CPU:
             self.on_cpu.setdefault(news.host, {})[news.rank] = news.status
+        elif news.kind == TRAINS_ALONE:
+            self.warnings.append(trained_alone(news.cause, news.place, self._ranks))
         elif news.kind == FINISHED:
             self._finished.add(news.rank)
         elif news.kind == FAILED:

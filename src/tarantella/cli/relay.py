@@ -205,7 +205,10 @@ class OutputRelay:
         return self._deadline is not None or self._outcome.failure is not None
 
     def _hear(self, news: Announcement) -> None:
+        warned = len(self._outcome.warnings)
         self._outcome.hear(news)
+        for warning in self._outcome.warnings[warned:] if self._stalls.warns else ():
+            console.warn(warning)
         self._stalls.hear(news)
         if news.kind == LEAVES and self._stopping and self._deadline is not None:
             # A rank that uses up its time is then killed, and its announcement has to arrive.

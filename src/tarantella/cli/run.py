@@ -93,7 +93,7 @@ def run(
         failure = outcome.end(process.wait())
         if command.allocation is not None or status is not None or failure is not None:
             _clean_up_hosts(command.allocation, identity, outcome.launchers)
-    reminders = reminders_of_ranks(outcome.on_cpu)
+    reminders = (*reminders_of_ranks(outcome.on_cpu), *outcome.warnings)
     if status is not None:
         return RunEnd(status, reminders=reminders)
     if failure is None:

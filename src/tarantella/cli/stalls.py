@@ -43,7 +43,7 @@ class Stalls:
         self._stopped: dict[int, tuple[float, Announcement]] = {}  # since when
         self._since: float | None = None  # when the first rank announced that it waits
         self._has_warned = False
-        self._warns = warns
+        self.warns = warns
 
     def hear(self, news: Announcement) -> None:
         """A rank announces something."""
@@ -80,7 +80,7 @@ class Stalls:
         if self._has_warned or not (all_heard or now - self._since > times.TIME_FOR_REPORTS):
             return None
         self._has_warned = True
-        if not self._warns:
+        if not self.warns:
             return None
         return self._describe(waiting)
 
@@ -137,7 +137,8 @@ class Stalls:
 
     def _describe(self, waiting: Sequence[Announcement]) -> str:
         if waiting:
-            return f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+            told = f"{self._who_waits(waiting)}. {self._who_is_missing(waiting)}"
+            return f"{told} {hint}" if (hint := self._what_to_call(waiting)) else told
         named = [f"Rank {r} on host {self._hosts[r]} is {self._stop(r)}" for r in self._stopped]
         return f"{'; '.join(named)}."
 
@@ -149,7 +150,8 @@ class Stalls:
     def _who_waits(self, waiting: Sequence[Announcement]) -> str:
         by_activity: dict[str, list[Announcement]] = {}
         for news in waiting:
-            by_activity.setdefault(news.cause, []).append(news)
+            activity = f"{news.cause}, in {news.place}" if news.place else news.cause
+            by_activity.setdefault(activity, []).append(news)
         return "; ".join(
             f"{_ranks([news.rank for news in some])} {'has' if len(some) == 1 else 'have'} been "
             f"waiting for {max(news.status for news in some)} seconds, in {activity}"
@@ -166,12 +168,37 @@ class Stalls:
         more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
         return f"{'; '.join([*named, *more])}."
 
+    def _what_to_call(self, waiting: Sequence[Announcement]) -> str:
+        """What to do about a call that only some ranks make; empty if it is not that."""
+        places = {news.place for news in waiting}
+        missing = sorted(self._missing(waiting))
+        calls = [place for place in places if place.endswith(")")]
+        if len(places) > 1 or not calls or not missing:
+            return ""
+        heard = self._fresh()
+        ended = [rank for rank in missing if self._is_at_end(rank)]
+        others = [heard[rank].place for rank in missing if rank in heard and rank not in ended]
+        if len(ended) + len(others) < len(missing) or calls[0] in others:
+            return ""
+        advice = "call it on all ranks" if missing == ended else "all ranks must call it"
+        ranks = [news.rank for news in waiting]
+        return (
+            f"{_ranks(ranks)} {_are(ranks)} in {calls[0]}, {_ranks(missing).lower()} "
+            f"{_are(missing)} not: {advice}."
+        )
+
+    def _is_at_end(self, rank: int) -> bool:
+        news = self._fresh().get(rank)
+        return rank in self._finished or (
+            news is not None and news.kind == ELSEWHERE and not news.place
+        )
+
     def _absence(self, rank: int) -> str:
         who = f"Rank {rank} on host {self._hosts[rank]} has not arrived"
         news = self._fresh().get(rank)
         if rank in self._stopped:
             return f"{who}: it is {self._stop(rank)}"
-        if rank in self._finished or (news is not None and not news.cause):
+        if self._is_at_end(rank):
             return f"{who}: it is at the end of its script"
         if news is None and self._joins:
             return (
@@ -180,12 +207,28 @@ class Stalls:
             )
         if news is None:
             return f"{who}, and reports nothing: it may be stopped, or its host may hang"
-        return f"{who}: it is {news.cause}"
+        return f"{who}: it is {'in' if news.place.endswith(')') else 'at'} {news.place}"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"Rank {numbers[0]}"
-    named = ", ".join(str(number) for number in numbers[:_MOST_NAMED])
-    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    return f"Ranks {named}{more}"
+    spans = _spans(numbers)
+    named = ", ".join(spans[:_MOST_NAMED])
+    return f"Ranks {named}{' and more' if len(spans) > _MOST_NAMED else ''}"
+
+
+def _spans(numbers: Sequence[int]) -> list[str]:
+    """Numbers in ascending order, three or more in a row as in 1-3."""
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and rows[-1][-1] == number - 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    spans = [[f"{row[0]}-{row[-1]}"] if len(row) > 2 else list(map(str, row)) for row in rows]
+    return [text for span in spans for text in span]
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"

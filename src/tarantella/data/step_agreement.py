@@ -39,6 +39,8 @@ _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever reaches
 
+_has_warned = False
+
 # Threads that train at the same time have communicators, and so numbers, of their own.
 _numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
@@ -53,7 +55,10 @@ class AgreedSteps:
 
     Attributes:
         dataset: The micro-batches, each with the size of its step over all ranks.
+        purpose: What the data are for, in words for the user.
     """
+
+    purpose = "data"
 
     def __init__(self, split: Split, own_data: bool = False) -> None:
         self._own_data = own_data
@@ -63,7 +68,11 @@ class AgreedSteps:
         if split.finish is not None and world.get_size() == 1:
             self.dataset = split.micro_batches.map(self._finished)
         if world.get_size() > 1:
-            self._exchange = _Exchange(own_data, everyone=own_data or split.padding is not None)
+            self._exchange = _Exchange(
+                own_data,
+                everyone=own_data or split.padding is not None,
+                purpose=lambda: self.purpose,
+            )
             self._spec = split.micro_batches.element_spec.data
             self.dataset = self._agreed(split.micro_batches)
 
@@ -176,15 +185,25 @@ def _check_same_batch(
             )
 
 
-def warn_of_different_data(evidence: str) -> None:
-    """Warns that the ranks, which should have the same data, do not."""
-    LOGGER.warning(
-        "The ranks do not have the same data: %s. So some samples are left out, and others are "
-        "used twice. Seed everything random in the data, and let all ranks iterate over a dataset "
-        "equally often before they train on it; or pass `tnt_distribute_dataset=False` if "
-        "every rank brings its own data.",
-        evidence,
+def complain_of_different_data(evidence: str) -> None:
+    """Warns, once in a run, that the ranks, which should have the same data, do not.
+
+    Raises:
+        MismatchError: With `--strict`, which makes it an error.
+    """
+    global _has_warned
+    problem = (
+        f"The ranks do not have the same data: {evidence}. So some samples are left out, and "
+        "others are used twice. Seed everything random in the data, as with "
+        "`keras.utils.set_random_seed(1)`, and let all ranks iterate over a dataset equally often "
+        "before they train on it; or pass `tnt_distribute_dataset=False` if every rank brings its "
+        "own data."
     )
+    if configuration().strict:
+        raise MismatchError(problem)
+    if not _has_warned:
+        _has_warned = True
+        LOGGER.warning("%s With --strict, this is an error.", problem)
 
 
 def _described(numbers: np.ndarray) -> str:
@@ -198,10 +217,11 @@ def _described(numbers: np.ndarray) -> str:
 class _Exchange:
     """Messages about steps, each with its position: which pass, and which step in it."""
 
-    def __init__(self, own_data: bool, everyone: bool) -> None:
+    def __init__(self, own_data: bool, everyone: bool, purpose: Callable[[], str]) -> None:
         self.problem: Exception | None = None
         self.on_next_step: Callable[[int], None] | None = None
         self._own_data = own_data
+        self._purpose = purpose
         self._communicator = world.communicator("data")
         self._number = next(_numbers[self._communicator])
         rank, size = world.get_rank(), world.get_size()
@@ -211,7 +231,7 @@ class _Exchange:
         self._senders = others if everyone else others[-1:]
         self._passes = itertools.count()
         self._next_position = (0, 0)
-        self._in_doubt = self._has_warned = False
+        self._in_doubt = self._has_complained = False
         self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
         self._lock = threading.Lock()
@@ -260,13 +280,15 @@ class _Exchange:
         return np.bool_(is_step)
 
     def _compare_fingerprints(self, position: np.ndarray, everyones: dict[int, np.ndarray]) -> None:
-        """Warns once if the ranks' batches differ, as far as their fingerprints tell."""
+        """Complains once if the ranks' batches differ, as far as their fingerprints tell."""
         fingerprints = {int(one[_FINGERPRINT]) for one in everyones.values()}
         self._in_doubt = self._in_doubt or len(fingerprints) > 1
-        if self._in_doubt and not self._has_warned:
-            self._has_warned = True
-            step = int(position[1]) + 1
-            warn_of_different_data(f"up to step {step}, a batch began with different samples")
+        if self._in_doubt and not self._has_complained:
+            self._has_complained = True
+            complain_of_different_data(
+                f"in the {self._purpose()}, batch {int(position[1]) + 1}, or one before it, begins "
+                "with another sample on another rank"
+            )
 
     def take_agreed(self, position: np.ndarray) -> np.ndarray:
         """The numbers of the step that was agreed on last.
@@ -300,9 +322,11 @@ class _Exchange:
                 self._in_doubt = self._in_doubt or bool(message[3])  # it is passed on
                 return message[4:]
             if said == (*expected[:2], _GIVEN_UP):
-                raise MismatchError(
+                error = MismatchError(
                     f"Rank {rank} cannot continue, as its data do not match those of another rank."
                 )
+                error._tnt_is_echo = True  # type: ignore[attr-defined]  # it knows more
+                raise error
             if said > expected:
                 raise MismatchError(
                     f"Rank {rank} has iterated over its data more often than rank "

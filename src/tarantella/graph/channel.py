@@ -44,7 +44,7 @@ class Channel(ABC):
             tensors: In the order in which they become ready, the same on all ranks.
             threshold: Tensors of fewer bytes are fused into messages of at least that many.
         """
-        wide = [self._widened(tensor) for tensor in tensors]
+        wide = [self._as_sent(tensor) for tensor in tensors]
         sums: list[Any] = [None] * len(wide)
         buckets = fuse([spec_of(tensor) for tensor in wide], threshold)
         for member, result in self._sums(wide, buckets).items():
@@ -54,7 +54,7 @@ class Channel(ABC):
 
     def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The slices of all ranks one after the other, in the order of the ranks."""
-        values = self._widened(slices.values)
+        values = self._as_sent(slices.values)
         all_indices, all_values = self._rows(slices.indices, values)
         all_indices.set_shape([None])
         all_values.set_shape([None, *values.shape[1:]])
@@ -74,7 +74,7 @@ class Channel(ABC):
     def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The indices and values of all ranks, by rank. Each rank may have a different number."""
 
-    def _widened(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _as_sent(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.cast(tensor, self.ADDED_AS.get(tensor.dtype, tensor.dtype))
 
     def _last(self, kind: str) -> list[tf.Tensor]:

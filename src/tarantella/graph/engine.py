@@ -7,6 +7,7 @@ new engine is a subclass of `Channel` in a file of its own, and a line in `chann
 from __future__ import annotations
 
 import threading
+from functools import cache
 
 import tensorflow as tf
 
@@ -30,20 +31,40 @@ _hint: str | None = None  # of TensorFlow's collectives; empty: MPI sums
 _problem_here = ""  # why this rank cannot use TensorFlow's collectives
 
 
-def channel(purpose: str) -> Channel:
+def channel(purpose: str, gradient_type: str = "float32") -> Channel:
     """The channel for a purpose.
 
     Args:
         purpose: One of `world.PURPOSES`, as in "gradients".
+        gradient_type: The type in which values cross the network, if it can be chosen.
     """
     if is_compiling():
         return RefusingChannel(purpose)
+    if gradient_type != "float32":
+        _tell_of_gradient_type(gradient_type)
     if hint := device_hint():
         return DeviceChannel(purpose, hint)
     # On one host there is nothing to overlap: sums need the cores that compute.
     if purpose == "gradients" and world.has_several_hosts():
-        return OverlappedChannel("gradients", "sparse gradients")
+        sent_as = None if gradient_type == "float32" else tf.as_dtype(gradient_type)
+        return OverlappedChannel("gradients", "sparse gradients", sent_as)
     return HostChannel(purpose)
+
+
+@cache
+def _tell_of_gradient_type(gradient_type: str) -> None:
+    """Tells users once where the type that they have chosen is not used."""
+    if not world.has_several_hosts():
+        LOGGER.info(
+            "All ranks are on one host, so gradients cross no network: they are not sent as %s.",
+            gradient_type,
+        )
+    elif device_hint():
+        LOGGER.warning(
+            "Gradients are not sent as %s: NCCL sums them in their own type. `--gpu-sums host` "
+            "sums them by MPI, which can.",
+            gradient_type,
+        )
 
 
 def prepare() -> None:

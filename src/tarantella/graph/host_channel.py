@@ -135,7 +135,9 @@ def _gather_rows(communicator: Any) -> Callable[..., tuple[np.ndarray, np.ndarra
         all_indices = np.empty(total, indices.dtype)
         all_values = np.empty((total, *values.shape[1:]), values.dtype)
         communicator.Allgatherv(indices, (all_indices, counts))
-        communicator.Allgatherv(np.ascontiguousarray(values), (all_values, counts * width))
+        own_bytes = np.ascontiguousarray(values).view(np.uint8)  # MPI does not know all types
+        row_bytes = width * values.itemsize
+        communicator.Allgatherv(own_bytes, (all_values.view(np.uint8), counts * row_bytes))
         return all_indices, all_values
 
     return gather

@@ -33,11 +33,14 @@ class OverlappedChannel(HostChannel):
     Args:
         purpose: One of `world.PURPOSES`, for sums.
         sparse_purpose: Another, for what is not summed.
+        sent_as: The type of 16 bits in which arrays of floating-point numbers are sent; None:
+            their own type.
     """
 
-    def __init__(self, purpose: str, sparse_purpose: str) -> None:
+    def __init__(self, purpose: str, sparse_purpose: str, sent_as: tf.DType | None = None) -> None:
         super().__init__(sparse_purpose)
         self._purpose = purpose
+        self._sent_as = sent_as
         self._background = background_allreduce(world.communicator(purpose))
 
     def _sums(self, tensors: list[tf.Tensor], buckets: list[Bucket]) -> dict[int, tf.Tensor]:
@@ -52,6 +55,12 @@ class OverlappedChannel(HostChannel):
             results = self._receive(sent, [tensors[member].dtype for member in members])
             sums.update(zip(members, results, strict=True))
         return sums
+
+    def _as_sent(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Scalars are not worth it, and TensorFlow makes no array of one in bfloat16.
+        if self._sent_as is None or not tensor.dtype.is_floating or tensor.shape.rank == 0:
+            return super()._as_sent(tensor)
+        return tf.cast(tensor, self._sent_as)
 
     def _send(self, bucket: BucketInFlight, tensors: list[tf.Tensor]) -> None:
         with tf.control_dependencies(self._last("send")):

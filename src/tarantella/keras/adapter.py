@@ -19,7 +19,7 @@ from tarantella.data.cut import Split, cut
 from tarantella.data.epochs import Epochs
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.split import split
-from tarantella.data.step_agreement import AgreedSteps, warn_of_different_data
+from tarantella.data.step_agreement import AgreedSteps, complain_of_different_data
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
 from tarantella.internals.tensorflow import MISSING_ROW, own_graph
@@ -69,6 +69,7 @@ class RankDataAdapter(internals.DataAdapter):
         micro_batch_size: int | None = None,
         distribute: bool = True,
         argument_prefix: str = "",
+        purpose: str = "data",
         **options: Any,
     ) -> RankDataAdapter:
         """The adapter of what was passed to `fit`, `evaluate` or `predict`.
@@ -81,10 +82,29 @@ class RankDataAdapter(internals.DataAdapter):
             distribute: Whether all ranks pass the same data, and each works on its micro-batch of
                 every batch. Otherwise each rank passes its own batches.
             argument_prefix: As in `in_batches`.
+            purpose: What the data are for, in words for the user.
             **options: Further arguments of Keras's data adapters.
         """
         if isinstance(x, RankDataAdapter):
             return x
+        made = cls._made(
+            x, y, sample_weight, micro_batch_size, distribute, argument_prefix, purpose, options
+        )
+        made._steps.purpose = purpose
+        return made
+
+    @classmethod
+    def _made(
+        cls,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        micro_batch_size: int | None,
+        distribute: bool,
+        argument_prefix: str,
+        purpose: str,
+        options: dict[str, Any],
+    ) -> RankDataAdapter:
         ranks = world.get_size() if distribute else 1
         x, options = in_batches(x, micro_batch_size, options, ranks, argument_prefix)
         if isinstance(x, tf.data.Dataset):
@@ -103,7 +123,7 @@ class RankDataAdapter(internals.DataAdapter):
             if internals.is_array_adapter(adapter) and arrays.can_take(
                 internals.arrays_of(adapter)
             ):
-                return cls(adapter, _rows_of_arrays(adapter), steps_per_epoch=steps)
+                return cls(adapter, _rows_of_arrays(adapter, purpose), steps_per_epoch=steps)
             with order.common_seed():
                 dataset = _read_in_passes(adapter, steps, anew)
             own = cut(dataset, world.get_rank(), world.get_size())
@@ -258,11 +278,11 @@ def _read_in_passes(adapter: Any, steps_per_epoch: int | None, anew: bool) -> tf
         return adapter.get_tf_dataset()
 
 
-def _rows_of_arrays(adapter: Any) -> Split:
+def _rows_of_arrays(adapter: Any, purpose: str) -> Split:
     """This rank's rows of arrays, in the order that Keras gives them."""
     rows = arrays.ArrayRows(internals.arrays_of(adapter), keras.config.floatx())
     check_same({"samples": len(rows), "batch_size": int(adapter.batch_size)}, "the arrays")
-    _compare_samples(rows)
+    _compare_samples(rows, purpose)
     with order.common_seed():
         indices = internals.index_adapter(adapter).get_tf_dataset()
     own = cut(indices, world.get_rank(), world.get_size())
@@ -276,13 +296,27 @@ def _rows_of_arrays(adapter: Any) -> Split:
     )
 
 
-def _compare_samples(rows: arrays.ArrayRows) -> None:
-    """Warns if a few samples show that the arrays differ between the ranks."""
-    if len(rows):
-        some = tf.constant([0, len(rows) // 2, len(rows) - 1])
-        fingerprints = collectives.allgather(micro_batch.fingerprint(rows.take(some)).numpy())
-        if len({int(one) for one in fingerprints}) > 1:
-            warn_of_different_data("their arrays have different samples at the same index")
+def _compare_samples(rows: arrays.ArrayRows, purpose: str) -> None:
+    """Complains if a few samples show that the arrays differ between the ranks."""
+    if not len(rows):
+        return
+    samples = rows.take(tf.constant([0, len(rows) // 2, len(rows) - 1]))
+    leaves = keras.tree.flatten_with_path(samples if isinstance(samples, tuple) else (samples,))
+    own = np.array([int(micro_batch.fingerprint(leaf)) for _, leaf in leaves])
+    for rank, theirs in enumerate(everyones := collectives.allgather(own)):
+        if theirs.shape != everyones[0].shape:
+            return  # another structure, which is checked elsewhere
+        differ = np.flatnonzero(theirs != everyones[0])
+        if len(differ):
+            names = ", ".join(_argument(leaves[number][0]) for number in differ)
+            complain_of_different_data(f"in the {purpose}, ranks 0 and {rank} differ in {names}")
+            return
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """What a user calls an array of the data, as in `x['image']`."""
+    name = ("x", "y", "sample_weight")[path[0]]
+    return f"`{name}{''.join(f'[{key!r}]' for key in path[1:])}`"
 
 
 def _with_class_weights(own: Split, class_weight: dict[int, float]) -> Split:

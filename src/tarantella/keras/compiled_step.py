@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tarantella.comm.buckets import fuse
@@ -88,7 +89,7 @@ def take(
             if trace.refused:
                 return RefusedStep([one for step in steps for one in step.layer_state.written])
             raise
-    sums = gradients.sum_over_ranks(own, channel("gradients"))
+    sums = _sums(own, traced[-1].exact, model._tnt_gradient_type)
 
     @tf.function(jit_compile=True, autograph=False)
     def update(sums: list[Any], total: tf.Tensor) -> Any:
@@ -100,6 +101,26 @@ def take(
     return CompiledStep(traced[-1].step, update(sums, data.total))
 
 
+def _sums(own: list[Any], exact: set[int], gradient_type: str) -> list[Any]:
+    """The sums of packed contributions over the ranks.
+
+    Args:
+        own: The contributions of this rank.
+        exact: The positions of those that are not gradients, which are never rounded.
+        gradient_type: The type in which gradients cross the network.
+    """
+    if device_hint() or gradient_type == "float32":
+        return gradients.sum_over_ranks(own, channel("gradients"))
+    of_gradients = [None if i in exact else one for i, one in enumerate(own)]
+    sums = gradients.sum_over_ranks(of_gradients, channel("gradients", gradient_type))
+    positions = sorted(exact)
+    everything = np.iinfo(np.int64).max
+    others = channel("gradients").allreduce([own[i] for i in positions], everything)
+    for i, total in zip(positions, others, strict=True):
+        sums[i] = total
+    return sums
+
+
 class _Contributions:
     """What this rank adds to gradients, the state of layers and that of metrics.
 
@@ -108,6 +129,10 @@ class _Contributions:
     Args:
         step: The step that was traced.
         metric_state: The variables of the metrics whose results are needed.
+
+    Attributes:
+        exact: The positions in the packed contributions of those that are not gradients, unless
+            they are packed together.
     """
 
     def __init__(self, step: DeferredStep, metric_state: list[Any]) -> None:
@@ -121,6 +146,7 @@ class _Contributions:
         self._dense = [i for i, dense in enumerate(is_dense) if dense]
         self._others = [i for i, dense in enumerate(is_dense) if not dense]  # sparse, or None
         self._packing = _packing([self._tensors[i] for i in self._dense])
+        self.exact = {at for at, i in enumerate(self._dense) if i >= len(of_gradients)}
 
     def packed(self) -> list[Any]:
         """The contributions, of which only those that are not dense are left as they are."""

@@ -148,4 +148,7 @@ def _folded(everyones: tf.IndexedSlices, ranks: int) -> tf.IndexedSlices:
 
 def sum_in_program_order(gradients: Sequence[Any]) -> list[Any]:
     """The sums over the ranks, wherever in the user's functions they are asked for."""
-    return in_program_order("gradients", lambda: sum_over_ranks(gradients, channel("gradients")))
+    return in_program_order(
+        "gradients",
+        lambda: sum_over_ranks(gradients, channel("gradients", configuration().gradient_type)),
+    )

@@ -56,6 +56,19 @@ class Hook:
         return f"{self.owner.__name__}.{self.name}"
 
 
+_TRAINER: Any = next(cls for cls in keras.Model.__mro__ if "fit" in vars(cls))
+
+# Training
+FIT = Hook(
+    _TRAINER,
+    "fit",
+    "Reports a plain model that was wrapped, and should be trained by its tnt.Model.",
+)
+TRAIN_ON_BATCH = Hook(
+    _TRAINER,
+    "train_on_batch",
+    "Reports a plain model that was wrapped, and should be trained by its tnt.Model.",
+)
 # Losses and gradients
 REDUCE_LOSS = Hook(
     internals.loss_module,
@@ -148,6 +161,8 @@ MAKE_FOLDERS = Hook(
 )
 
 TABLE = (
+    FIT,
+    TRAIN_ON_BATCH,
     REDUCE_LOSS,
     REGULARIZE,
     SCALE_LOSS,

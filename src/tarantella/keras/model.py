@@ -22,6 +22,7 @@ from tarantella.keras import (
     callback_placement,
     loading,
     master_weights,
+    plain_training,
     prediction,
     resumption,
     saving,
@@ -36,6 +37,7 @@ from tarantella.keras.distributed_dataset import undistributed
 from tarantella.keras.micro_batch_size import in_batches
 from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import world
+from tarantella.runtime.configuration import GRADIENT_TYPES
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.progress_output import progress_output, shown
 
@@ -60,7 +62,11 @@ class _PlainModel:
     """`model.model`; if the user's model has an attribute of that name, Python finds that first."""
 
     def __get__(self, model: Any, owner: Any) -> Any:
-        return self if model is None else model._plain()
+        if model is None:
+            return self
+        plain = model._plain()
+        plain_training.note_wrapped(plain)
+        return plain
 
 
 class Model(keras.Model):
@@ -74,6 +80,8 @@ class Model(keras.Model):
         model: A Functional, Sequential or subclassed Keras model.
         parallel_strategy: `ParallelStrategy.DATA`, the only one supported.
         num_pipeline_stages: 1, as the layers of a model are not divided between ranks.
+        gradient_type: The type in which gradients cross the network: "float32", "bfloat16" or
+            "float16". By default, what `--gradient-type` says.
 
     Attributes:
         model: A plain Keras model with the layers, weights and optimizer of this one, for work
@@ -93,6 +101,7 @@ class Model(keras.Model):
     ```
     """
 
+    _tnt_gradient_type: str
     _tnt_has_master_weights: bool
     _tnt_plain_class: Any
 
@@ -103,6 +112,7 @@ class Model(keras.Model):
         model: Any = None,
         parallel_strategy: Any = ParallelStrategy.DATA,
         num_pipeline_stages: Any = 1,
+        gradient_type: Any = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -110,11 +120,15 @@ class Model(keras.Model):
             return super().__new__(cls)
         if args or kwargs:
             raise TypeError(
-                "tnt.Model takes a Keras model, parallel_strategy and num_pipeline_stages, "
-                f"not {', '.join([*map(repr, args), *kwargs])}."
+                "tnt.Model takes a Keras model, parallel_strategy, num_pipeline_stages and "
+                f"gradient_type, not {', '.join([*map(repr, args), *kwargs])}."
             )
         _require_data_parallelism(parallel_strategy, num_pipeline_stages)
-        return _distributed(model)
+        _require_gradient_type(gradient_type)
+        distributed = _distributed(model)
+        if gradient_type is not None:
+            distributed._tnt_gradient_type = gradient_type
+        return distributed
 
     def __dir__(self) -> Iterator[str]:
         """All names but our `model`, in which Keras would find all layers a second time."""
@@ -207,6 +221,7 @@ class Model(keras.Model):
                 "steps_per_epoch": tnt_distribute_dataset and str(steps_per_epoch),
                 "validation_freq": str(validation_freq),
                 "validation": bool(validation_split) or validation_data is not None,
+                "gradient_type": self._tnt_gradient_type,
             },
             "the arguments of `fit`",
         )
@@ -698,7 +713,7 @@ def _adapter(purpose: str, data: tuple[Any, ...], **options: Any) -> RankDataAda
     """
     if not options["distribute"]:
         LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose)
-    return RankDataAdapter.of(*data, **options)
+    return RankDataAdapter.of(*data, purpose=f"{purpose} data", **options)
 
 
 @contextmanager
@@ -737,6 +752,13 @@ def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
         )
 
 
+def _require_gradient_type(gradient_type: Any) -> None:
+    if gradient_type is not None and gradient_type not in GRADIENT_TYPES:
+        raise InputError(
+            f"gradient_type is {gradient_type!r}; it must be one of {', '.join(GRADIENT_TYPES)}."
+        )
+
+
 def _distributed(model: Any) -> Model:
     if isinstance(model, Model):
         raise InputError(
@@ -749,6 +771,7 @@ def _distributed(model: Any) -> Model:
             "Build the model with Keras first: `tnt.Model(keras.Sequential([...]))`."
         )
     wrapped = _wrapped(model)
+    plain_training.note_wrapped(model)
     if world.get_size() > 1 and model.built:
         with communicators_of_this_thread():
             wrapped._take_from_master()

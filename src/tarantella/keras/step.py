@@ -58,7 +58,7 @@ class Step:
     def __init__(self, model: Any, micro_batch: MicroBatch, global_results: bool = True) -> None:
         self._model = model
         self._share = StepShare(micro_batch)
-        self._gradients = channel("gradients")
+        self._gradients = channel("gradients", model._tnt_gradient_type)
         self._trained = False
         graph = BatchGraph.of(micro_batch.data)
         self.numbers = GlobalNumbers(self._share, graph, model._tnt_advice)

@@ -11,6 +11,7 @@ from tarantella.keras import master_weights
 from tarantella.keras.advice import Advice
 from tarantella.keras.rank_steps import RankSteps
 from tarantella.keras.stop_requests import StopRequests
+from tarantella.runtime.configuration import configuration
 
 # Keras makes these when it needs them, for the object that they are called on.
 _NO_FUNCTIONS = dict.fromkeys(("train_function", "test_function", "predict_function"))
@@ -29,6 +30,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
         _tnt_compiles_calls=False,
+        _tnt_gradient_type=configuration().gradient_type,
         _tnt_new_variables=master_weights.NewVariables(),
         _tnt_passes_over=False,
         _tnt_has_master_weights=False,

@@ -35,6 +35,7 @@ JOINS = "joins"  # it waits for all the others for the first time
 JOINED = "joined"  # they have arrived
 WAITS = "waits"  # it has waited for other ranks for too long
 ELSEWHERE = "elsewhere"  # it has kept the others waiting for too long, and says where it is
+TRAINS_ALONE = "trains alone"  # it trains the plain model of a tnt.Model
 STOPPED = "stopped"  # a signal has stopped it
 RESUMED = "resumed"  # another one lets it continue
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
@@ -59,8 +60,9 @@ class Announcement:
         status: its exit status; the number of the signal that ended it, negated, or that stopped
             it; the seconds that it has waited, or will take to leave; the number of GPUs that
             TensorFlow finds
-        cause: why it failed, in one line; why it ended, if the reason lies elsewhere; where it
-            waits, or is
+        cause: why it failed, in one line; why it ended, if the reason lies elsewhere; what
+            it waits in; the name of the model that it trains
+        place: where it is in its script, and in which call
         launcher: the identity of the launcher's process that started it
         stream: where it printed something: 1 or 2
         text: what it has printed, in base64
@@ -75,6 +77,7 @@ class Announcement:
     launcher: str = ""
     stream: int = 0
     text: str = ""
+    place: str = ""
 
     @property
     def printed(self) -> bytes:
@@ -85,6 +88,16 @@ def say(text: str, descriptor: int) -> None:
     """Show a line to the user, on a stream that the script can neither close nor redirect."""
     with suppress(OSError):  # nobody listens any more
         os.write(descriptor, f"{text}\n".encode(errors="replace"))
+
+
+def trained_alone(model: str, place: str, ranks: int) -> str:
+    """What to say about ranks that train the plain model of a tnt.Model."""
+    return (
+        f"{place} trains the plain model '{model}', not the one that tnt.Model returned: each of "
+        f"the {ranks} ranks trains on all of the data by itself. Use what tnt.Model returns, "
+        "`model = tnt.Model(model)`; to train one on each rank on purpose, use a copy, "
+        "`keras.models.clone_model(model)`."
+    )
 
 
 def line_start(run_id: str) -> bytes:
@@ -111,6 +124,7 @@ def announce(announcement: Announcement, descriptor: int = 2) -> None:
         return
     content = asdict(announcement)
     content["cause"] = announcement.cause[:_LONGEST_CAUSE]
+    content["place"] = announcement.place[-_LONGEST_CAUSE:]
     send(line_start(run_id) + json.dumps(content).encode() + b"\n", descriptor)
 
 

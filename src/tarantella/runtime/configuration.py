@@ -31,6 +31,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 # How GPUs sum; "ring" is for tests, the sums of "nccl" between ranks on CPUs.
 GPU_SUMS = ("auto", "nccl", "host")
 _RING = "ring"
+GRADIENT_TYPES = ("float32", "bfloat16", "float16")
 _OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
@@ -60,6 +61,12 @@ def _read_gpu_sums(text: str) -> str:
     return text.lower()
 
 
+def _read_gradient_type(text: str) -> str:
+    if text.lower() not in GRADIENT_TYPES:
+        raise ValueError(text)
+    return text.lower()
+
+
 def _read_cores(text: str) -> tuple[tuple[int, ...], ...]:
     parts = text.split(":")
     lists = tuple(tuple(parse_list(part)) for part in parts if _CORES.fullmatch(part.strip()))
@@ -74,6 +81,7 @@ def _read_names(text: str) -> tuple[str, ...]:
 
 _LEVEL = TextFormat("one of " + ", ".join(LOG_LEVELS), _read_level)
 _GPU_SUMS = TextFormat("one of " + ", ".join(GPU_SUMS), _read_gpu_sums)
+_GRADIENT_TYPE = TextFormat("one of " + ", ".join(GRADIENT_TYPES), _read_gradient_type)
 _FOLDER = TextFormat(
     "the name of a folder",
     PATH.read,
@@ -148,6 +156,28 @@ class Configuration:
             Group.TRAINING,
             "send gradients up to this size together; 0 sends each on its own",
             metavar="KB",
+        ),
+    )
+    gradient_type: str = setting(
+        "float32",
+        _GRADIENT_TYPE,
+        "TNT_GRADIENT_TYPE",
+        Option(
+            ("--gradient-type",),
+            Group.TRAINING,
+            "send gradients between hosts as float32, bfloat16 or float16: 16 bits halve the "
+            "traffic, and change results slightly ({default})",
+            metavar="TYPE",
+        ),
+    )
+    strict: bool = setting(
+        False,
+        SWITCH,
+        "TNT_STRICT",
+        Option(
+            ("--strict",),
+            Group.TRAINING,
+            "make it an error, not a warning, if ranks have different data",
         ),
     )
     # The file for a trace of what each rank does when; empty: none is made.

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from tarantella.runtime import failure, times
@@ -27,6 +25,7 @@ from tarantella.runtime.announce import (
     say,
 )
 from tarantella.runtime.configuration import configuration
+from tarantella.runtime.script_place import COLLECTIVES, place_of_thread
 
 _WORDS = {
     "collectives": "a collective of the script",
@@ -42,6 +41,7 @@ _WORDS = {
     "engine": "the choice of what sums",
     "control": "a check that all ranks agree",
 }
+_OUTSIDE_OF_STEPS = ("collectives", "reports", "engine", "control")
 _BLOCKING = (
     "Allgather",
     "Allgatherv",
@@ -60,7 +60,7 @@ _BLOCKING = (
     "recv",
 )
 
-_waits: dict[int, tuple[str, float]] = {}  # what is waited in, and since when
+_waits: dict[int, tuple[str, float, int]] = {}  # what is waited in, since when, in which thread
 _asleep = 0.0  # seconds for which this process was stopped, or had no core
 _moved_on = time.monotonic()
 _step = 0
@@ -78,7 +78,7 @@ class waiting:  # noqa: N801, used like a function
         self._purpose = purpose
 
     def __enter__(self) -> None:
-        _waits[id(self)] = (self._purpose, _clock())
+        _waits[id(self)] = (self._purpose, _clock(), threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
         global _moved_on
@@ -136,25 +136,35 @@ def start(rank: int, seconds: float) -> None:
 
 
 def _watch(rank: int, seconds: float, descriptor: int) -> None:
-    def tell(kind: str, status: int, text: str) -> None:
-        news = Announcement(kind, rank, socket.gethostname(), os.getpid(), status, text)
-        announce(news, descriptor)
+    def tell(kind: str, place: str, status: int = 0, text: str = "") -> None:
+        host, pid = socket.gethostname(), os.getpid()
+        announce(Announcement(kind, rank, host, pid, status, text, place=place), descriptor)
 
     has_warned = False
     while True:
         _sleep(min(seconds / times.LOOKS_PER_STALL_TIMEOUT, times.LONGEST_TIME_BETWEEN_REPORTS))
-        purpose, waited = _longest_wait(seconds)
+        waited, purpose, thread = _longest_wait(seconds)
         if waited > seconds:
-            where = f"{_WORDS.get(purpose, purpose)}{f' of step {_step}' if _step else ''}"
-            tell(WAITS, int(waited), where)
+            place = str(script_place := place_of_thread(thread))
+            where = _described(purpose, script_place.call)
+            tell(WAITS, place, int(waited), where)
             if not is_run_by_command():
+                where = f"{where}, in {place}" if place else where
                 text = f"Rank {rank} has been waiting for {waited:.0f} seconds, in {where}, for "
                 _manage_alone(f"{text}other ranks", waited, seconds, has_warned, descriptor)
             has_warned = True
         else:
             has_warned = False
             if _clock() - _moved_on > seconds:
-                tell(ELSEWHERE, 0, _place_of_script())
+                tell(ELSEWHERE, str(place_of_thread()))
+
+
+def _described(purpose: str, call: str) -> str:
+    """What this rank waits in, in words."""
+    if purpose == "collectives" and call not in COLLECTIVES:
+        purpose = "control"
+    in_step = _step and purpose not in _OUTSIDE_OF_STEPS
+    return f"{_WORDS.get(purpose, purpose)}{f' of step {_step}' if in_step else ''}"
 
 
 def _sleep(seconds: float) -> None:
@@ -167,13 +177,13 @@ def _sleep(seconds: float) -> None:
         _asleep += too_long
 
 
-def _longest_wait(seconds: float) -> tuple[str, float]:
+def _longest_wait(seconds: float) -> tuple[float, str, int]:
+    """For how long this rank has waited, in what, and in which thread; 0: it is not known."""
     now = _clock()
-    waits = [(now - since, purpose) for purpose, since in list(_waits.values())]
+    waits = [(now - since, purpose, thread) for purpose, since, thread in list(_waits.values())]
     if now - _moved_on > seconds / 2:
-        waits += _unseen_waits(now)
-    waited, purpose = max(waits, default=(0.0, ""))
-    return purpose, waited
+        waits += [(waited, purpose, 0) for waited, purpose in _unseen_waits(now)]
+    return max(waits, default=(0.0, "", 0))
 
 
 def _unseen_waits(now: float) -> list[tuple[float, str]]:
@@ -203,17 +213,3 @@ def _manage_alone(
     if waited > times.STALL_TIMEOUTS_TO_END * seconds:
         say(f"tarantella ERROR: {text}: ending the run.", descriptor)
         failure.abort(1)
-
-
-def _place_of_script() -> str:
-    """Where in the user's code the main thread is; empty at its end."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    libraries = {Path(os.__file__).parent, Path(__file__).parents[1]}
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        inside = libraries & set(path.parents) or "site-packages" in path.parts
-        if str(path) == script or not (inside or path.name.startswith("<")):
-            return f"in line {frame.f_lineno} of {path}"
-        frame = frame.f_back
-    return ""
