@@ -12,7 +12,7 @@ from tarantella.data import share
 from tarantella.errors import InputError
 from tarantella.graph.phases import end_phase
 from tarantella.keras.adapter import RankDataAdapter
-from tarantella.runtime import world
+from tarantella.runtime import watch, world
 
 
 def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
@@ -134,7 +134,8 @@ class DistributedDataset:
         with share.loop() as outer:
             self._adapter.on_epoch_begin()
             try:
-                for micro_batch in self._adapter.get_tf_dataset():
+                for step, micro_batch in enumerate(self._adapter.get_tf_dataset(), 1):
+                    watch.note_step(step)
                     self._counts = (int(micro_batch.count), int(micro_batch.total))
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)
