@@ -62,6 +62,26 @@ def example(shell: Shell, tmp_path: Path) -> Shell:
     return run
 
 
+def test_quick_start_trains_on_two_ranks_with_the_result_of_one(
+    example: Shell, shell: Shell
+) -> None:
+    on_two = example("tarantella -n 2 --no-gpu -- examples/quickstart.py")
+    assert "points that each rank trained on, per epoch: [1000, 1000]\n" in on_two
+    alone = shell(f"python {EXAMPLES / 'quickstart.py'}")
+    assert alone.status == 0, alone.output
+    losses, losses_alone = (re.findall(r"loss: ([\d.]+)", each) for each in (on_two, alone.output))
+    assert len(losses) == 6
+    assert [*map(float, losses)] == pytest.approx([*map(float, losses_alone)], abs=2e-4)
+    assert "test accuracy: 99." in on_two
+
+
+def test_quick_start_is_the_script_in_the_readme() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    first = re.search(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert first
+    assert first[1] == (EXAMPLES / "quickstart.py").read_text()
+
+
 def test_lenet5_reads_digits_on_two_ranks(example: Shell, tmp_path: Path) -> None:
     output = example(
         "tarantella -n 2 --no-gpu -- examples/lenet5.py", KERAS_HOME=str(tmp_path / "keras")
