@@ -62,17 +62,11 @@ def example(shell: Shell, tmp_path: Path) -> Shell:
     return run
 
 
-def test_quick_start_trains_on_two_ranks_with_the_result_of_one(
-    example: Shell, shell: Shell
-) -> None:
-    on_two = example("tarantella -n 2 --no-gpu -- examples/quickstart.py")
-    assert "points that each rank trained on, per epoch: [1000, 1000]\n" in on_two
-    alone = shell(f"python {EXAMPLES / 'quickstart.py'}")
-    assert alone.status == 0, alone.output
-    losses, losses_alone = (re.findall(r"loss: ([\d.]+)", each) for each in (on_two, alone.output))
-    assert len(losses) == 6
-    assert [*map(float, losses)] == pytest.approx([*map(float, losses_alone)], abs=2e-4)
-    assert "test accuracy: 99." in on_two
+def test_quick_start_trains_on_two_ranks(example: Shell) -> None:
+    output = example("tarantella -n 2 --no-gpu -- examples/quickstart.py")
+    assert "points that each rank trained on, per epoch: [1000, 1000]\n" in output
+    [accuracy] = re.findall(r"test accuracy: ([\d.]+)%", output)
+    assert float(accuracy) > 98
 
 
 def test_quick_start_is_the_script_in_the_readme() -> None:
