@@ -26,8 +26,8 @@ def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) ->
     one step with each batch, and do not collect batches for later.
 
     Args:
-        dataset: A `tf.data.Dataset` batched with the global batch size, or other batches that
-            `fit` takes, the same on all ranks.
+        dataset (tf.data.Dataset): Batches of the global size, the same on all ranks; other
+            batches that `fit` takes will do as well.
         tnt_micro_batch_size: How many samples of each batch a rank gets, as in `fit`.
 
     Returns:
