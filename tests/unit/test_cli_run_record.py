@@ -7,10 +7,7 @@ import json
 import pytest
 
 from tarantella.cli.run_record import (
-    COMPUTE,
     FAILURE,
-    INPUT,
-    PARTS,
     RESTART,
     WARNING,
     Ranks,
@@ -18,6 +15,7 @@ from tarantella.cli.run_record import (
     Thinned,
 )
 from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, Announcement
+from tarantella.runtime.meter import COMPUTE, INPUT, PARTS, SUMS
 
 
 def record(ranks: int = 2) -> RunRecord:
@@ -114,7 +112,7 @@ def test_items_are_merged_in_order() -> None:
 
 def test_the_master_tells_versions_and_engine() -> None:
     kept = record()
-    data = {"versions": {"Keras": "3.15.1"}, "engine": "NCCL", "sums_are_seen": False}
+    data = {"versions": {"Keras": "3.15.1"}, "engine": "NCCL", "unseen": ["sums"]}
     kept.hear(Announcement(DESCRIBED, 0, "here", 1, data=data))
     assert kept.versions == {"Keras": "3.15.1"}
-    assert (kept.engine, kept.sums_are_seen) == ("NCCL", False)
+    assert (kept.engine, kept.unseen) == ("NCCL", {SUMS})

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, Announcement
-
-# Where the time of a training goes; what is left of a span was spent outside of it.
-INPUT = "input"  # waiting for the rank's own data
-COMPUTE = "compute"  # steps, tracing included
-SUMS = "sums"  # waiting for other ranks, in whatever
-CALLBACKS = "callbacks"
-EVALUATION = "evaluation"  # `evaluate` and `predict`, also within `fit`
-PARTS = (INPUT, COMPUTE, SUMS, CALLBACKS, EVALUATION)
+from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, WARNED, Announcement
+from tarantella.runtime.meter import CALLBACKS as CALLBACKS
+from tarantella.runtime.meter import COMPUTE as COMPUTE
+from tarantella.runtime.meter import EVALUATION as EVALUATION
+from tarantella.runtime.meter import INPUT as INPUT
+from tarantella.runtime.meter import PARTS as PARTS
+from tarantella.runtime.meter import SUMS as SUMS
 
 WARNING = "warning"
 STALL = "stall"
@@ -32,6 +30,8 @@ _MOST_SPANS_OF_RANK = 1000
 _FEWEST_SPANS_OF_RANK = 60
 _MOST_EPOCHS = 2000
 _MOST_EVENTS = 500
+
+_TOTALS = ("seconds", "steps", "samples", "memory", "gpu_memory", "cpu_seconds")
 
 Item = TypeVar("Item")
 
@@ -176,7 +176,8 @@ class RunRecord:
         versions: of Tarantella, Python, TensorFlow, Keras and MPI, by these names; empty until the
             master rank has told
         engine: what sums over the ranks, in words; empty until it is known
-        sums_are_seen: whether waiting for sums is told apart from computing; not by NCCL
+        unseen: the parts that are counted as computing, as they cannot be told apart from it: sums
+            on GPUs, input on a single rank
         started: when the run began, in seconds since 1970
         ended: when it ended; None while it goes on
         restarts: how often it was restarted
@@ -189,7 +190,7 @@ class RunRecord:
     ranks: Ranks = Ranks()
     versions: dict[str, str] = field(default_factory=dict)
     engine: str = ""
-    sums_are_seen: bool = True
+    unseen: frozenset[str] = frozenset()
     started: float = field(default_factory=time.time)
     ended: float | None = None
     restarts: int = 0
@@ -214,6 +215,11 @@ class RunRecord:
     def total(self, rank: int) -> Span | None:
         """What a rank did in all; None if it has told nothing."""
         return merged(self.spans(rank))
+
+    @property
+    def sums_are_seen(self) -> bool:
+        """Whether waiting for sums is told apart from computing; NCCL's is not."""
+        return SUMS not in self.unseen
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
@@ -252,11 +258,13 @@ class RunRecord:
         if news.kind == DESCRIBED:
             self.versions |= news.data.get("versions", {})
             self.engine = news.data.get("engine", self.engine)
-            self.sums_are_seen = news.data.get("sums_are_seen", self.sums_are_seen)
+            self.unseen |= set(news.data.get("unseen", ()))
         elif news.kind == MEASURED:
             self._hear_totals(news.rank, news.data)
         elif news.kind == EPOCH:
             self._hear_epoch(news.data)
+        elif news.kind == WARNED:
+            self.note(WARNING, f"rank {news.rank} on host {news.host}: {news.cause}")
 
     def _hear_totals(self, rank: int, data: Mapping[str, Any]) -> None:
         now = _span(rank, data)
@@ -287,7 +295,8 @@ def _most(one: int | None, other: int | None) -> int | None:
 
 def _span(rank: int, data: Mapping[str, Any]) -> Span:
     parts = {part: float(data["parts"].get(part, 0.0)) for part in PARTS}
-    return Span(rank, time.time(), **{**data, "parts": parts})
+    others = {name: data[name] for name in _TOTALS}
+    return Span(rank, time.time(), parts=parts, **others)
 
 
 def _difference(now: Span, before: Span | None) -> Span:

@@ -30,6 +30,7 @@ from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, times, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
+from tarantella.runtime.meter import METER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
 # The numbers of a step: how many samples this rank has and all ranks have, the fingerprint of the
@@ -253,6 +254,7 @@ class _Exchange:
 
     def agree(self, position: np.ndarray, numbers: np.ndarray) -> np.bool_:
         """Whether all ranks have this step, by what the others say; then all take it."""
+        METER.note_input()
         try:
             others = self._receive(position, len(numbers))
             everyones = {world.get_rank(): numbers, **others}
@@ -274,6 +276,8 @@ class _Exchange:
         watch.note_step(int(position[1]) + 1)
         self._agreed = {_key(position): agreed}
         is_step = agreed[_COUNT] != _ENDED
+        if is_step:
+            METER.note_step(int(agreed[_COUNT]))
         if is_step and self.on_next_step is not None:
             self.on_next_step(int(agreed[_TOTAL]))
             self.on_next_step = None

@@ -1,0 +1,126 @@
+"""Where the time of this rank goes: what it does is in one part at a time, and each part has a sum.
+
+The parts change when a function of steps is called, when its data have arrived, and when it
+returns; waiting for other ranks is taken out of the part that it happens in. No tensor is read,
+and nothing communicates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from tarantella.runtime import watch
+
+INPUT = "input"  # waiting for this rank's own data, and all else that `fit` does between steps
+COMPUTE = "compute"  # steps, tracing included
+SUMS = "sums"  # waiting for other ranks, in whatever part but evaluation
+CALLBACKS = "callbacks"  # on a single rank, all that `fit` does between steps
+EVALUATION = "evaluation"  # `evaluate` and `predict`, also within `fit`
+PARTS = (INPUT, COMPUTE, SUMS, CALLBACKS, EVALUATION)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What this rank has done so far.
+
+    Attributes:
+        steps: training steps
+        samples: this rank's samples in them, as far as they are known
+        parts: seconds for each of `PARTS`
+    """
+
+    steps: int
+    samples: int
+    parts: dict[str, float]
+
+
+class Meter:
+    """Adds up what this rank does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = self._samples = 0
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._part: str | None = None  # None: nothing that is measured
+        self._thread = 0  # the one that is measured
+        self._since = monotonic()
+        self._waited = 0.0  # by then
+        # Sums in the background: waits since the last gradients were sent, and when that was.
+        self._background = 0.0
+        self._sent = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What is done in here is in this part. If several threads train, one is measured."""
+        thread = threading.get_ident()
+        if self._part is not None and self._thread != thread:
+            yield
+            return
+        self._thread, before = thread, self._part
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def callbacks(self) -> AbstractContextManager[None]:
+        """What is done in here is done by callbacks; those of an evaluation belong to it."""
+        return self.part(EVALUATION if self._part == EVALUATION else CALLBACKS)
+
+    def switch(self, part: str | None) -> None:
+        """From now on, this rank is in another part."""
+        with self._lock:
+            self._add_up()
+            self._part = part
+
+    def next_input(self) -> None:
+        """The step of a custom training loop has ended, and it waits for the next data."""
+        if self._thread == threading.get_ident() and self._part is not None:
+            self.switch(INPUT)
+
+    def note_tracing(self) -> None:
+        """A step is being traced: this rank does not wait for its data yet."""
+        self.note_input()
+
+    def note_input(self) -> None:
+        """The data of a step are there."""
+        if self._part == INPUT:
+            self.switch(COMPUTE)
+
+    def note_step(self, samples: int, steps: int = 1) -> None:
+        """Training steps are taken, with this many samples of this rank."""
+        if self._part in (INPUT, COMPUTE):
+            with self._lock:
+                self._steps += steps
+                self._samples += samples
+
+    def note_sent(self) -> None:
+        """Gradients are sent while others are computed: waits before that have cost nothing."""
+        self._background, self._sent = 0.0, monotonic()
+
+    def note_received(self, since: float) -> None:
+        """The sums of gradients that were waited for since then are there."""
+        self._background += monotonic() - max(since, self._sent)
+
+    def totals(self) -> Totals:
+        with self._lock:
+            self._add_up()
+            return Totals(self._steps, self._samples, dict(self._parts))
+
+    def _add_up(self) -> None:
+        now, waited = monotonic(), watch.seconds_waited()
+        if self._part is not None:
+            elapsed = now - self._since
+            for_others = 0.0
+            if self._part != EVALUATION:
+                for_others = min(waited - self._waited + self._background, elapsed)
+            self._parts[SUMS] += for_others
+            self._parts[self._part] += elapsed - for_others
+        self._since, self._waited, self._background = now, waited, 0.0
+
+
+METER = Meter()
