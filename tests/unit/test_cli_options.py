@@ -77,6 +77,7 @@ GIVEN_FOR_RANKS: dict[str, tuple[list[str], Any]] = {
     "log_level": (["--log-level", "warn"], "WARNING"),
     "log_on_all_devices": (["--log-on-all-devices"], True),
     "output_on_all_devices": (["--output-on-all-devices"], True),
+    "quiet": (["--quiet"], True),
     "output_dir": (["--output-dir", "kept here"], "kept here"),
     "fusion_threshold_kb": (["--fusion-threshold", "256"], 256),
     "gradient_type": (["--gradient-type", "BFloat16"], "bfloat16"),

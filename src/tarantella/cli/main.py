@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from tarantella.cli.check import (
 )
 from tarantella.cli.cleanup import clean_up
 from tarantella.cli.command_line import parse
-from tarantella.cli.description import describe
+from tarantella.cli.description import describe, device_of
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
 from tarantella.cli.mpi import Placement, environment_without_run, find_mpiexec
@@ -35,10 +35,14 @@ from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, make_plan
 from tarantella.cli.remote import is_here
 from tarantella.cli.run import RunEnd, RunIdentity, run
+from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
 from tarantella.cli.signals import Stopped, StopSignals, handled_signals
+from tarantella.cli.slow_ranks import SlowRanks
+from tarantella.cli.summary import summary
+from tarantella.cli.time_left import TimeLeft
 from tarantella.errors import InputError
-from tarantella.runtime.announce import RESTARTS
+from tarantella.runtime.announce import RESTARTS, Announcement
 from tarantella.runtime.configuration import (
     GPU,
     LOG_LEVELS,
@@ -88,7 +92,8 @@ def _main(arguments: Sequence[str]) -> int:
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
-        return _run_with_restarts(options, settings, environ, allocation, stop_signals)
+        record = RunRecord(options.program, tuple(arguments), files=_files(settings))
+        return _run_with_restarts(options, settings, environ, allocation, stop_signals, record)
 
 
 def _run_with_restarts(
@@ -97,6 +102,7 @@ def _run_with_restarts(
     environ: dict[str, str],
     allocation: Allocation | None,
     stop_signals: StopSignals,
+    record: RunRecord,
 ) -> int:
     restarts = 0
     identity = RunIdentity()
@@ -106,16 +112,27 @@ def _run_with_restarts(
             environ[RESTARTS] = str(restarts)
             may_lose_hosts = options.allow_fewer_hosts and restarts > 0
             end = _run(
-                options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
+                options,
+                settings,
+                environ,
+                allocation,
+                stop_signals,
+                may_lose_hosts,
+                identity,
+                record,
             )
             reminders = end.reminders
             is_final = end.status in (0, BAD_INPUT) or stop_signals.received
             if is_final or restarts == options.max_restarts:
                 break
             console.show(end.message)
+            record.note_restart(end.message)
             restarts += 1
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
+        record.end(end.message)
+        if not (settings.quiet or stop_signals.received) and (text := summary(record)):
+            console.show(text)
     finally:
         _warn(reminders, settings)
     if end.message:
@@ -131,6 +148,7 @@ def _run(
     stop_signals: StopSignals,
     may_lose_hosts: bool,
     identity: RunIdentity,
+    record: RunRecord,
 ) -> RunEnd:
     """Plan the ranks and run them once."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
@@ -160,13 +178,49 @@ def _run(
         plan, options, mpiexec, environ, placement, terminal=os.isatty(1)
     )
     _warn(plan.warnings, settings)
+    for warning in plan.warnings:
+        record.note(WARNING, warning)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)
     if options.output_dir:
         _make_folder(options.output_dir)
-    end = run(command, environ, stop_signals, identity)
+    record.begin(_ranks(plan))
+    observers = _observers(options, settings, plan, record)
+    end = run(command, environ, stop_signals, identity, record, observers)
     return replace(end, reminders=plan.reminders + end.reminders)
+
+
+def _ranks(plan: Plan) -> Ranks:
+    """The planned ranks, for the record of a run."""
+    hosts = {host.name: host for host in plan.hosts}
+    return Ranks(
+        tuple(rank.host for rank in plan.ranks),
+        tuple(device_of(rank, hosts[rank.host]) for rank in plan.ranks),
+        tuple(len(rank.cores) for rank in plan.ranks),
+    )
+
+
+def _observers(
+    options: Options, settings: Configuration, plan: Plan, record: RunRecord
+) -> list[Callable[[Announcement], None]]:
+    """What listens to the ranks while they run."""
+
+    def warn(text: str) -> None:
+        record.note(WARNING, text)
+        _warn([text], settings)
+
+    slow_ranks = SlowRanks({rank.number: rank.host for rank in plan.ranks}, warn)
+    observers: list[Callable[[Announcement], None]] = [record.hear, slow_ranks.hear]
+    if options.progress or (os.isatty(2) and not settings.quiet):
+        observers.append(TimeLeft(console.show, always=options.progress).hear)
+    return observers
+
+
+def _files(settings: Configuration) -> dict[str, str]:
+    """The files that a run is to write, by the options that ask for them."""
+    files = {"--timeline": settings.timeline, "--output-dir": settings.output_dir}
+    return {option: name for option, name in files.items() if name}
 
 
 def _plan_for(

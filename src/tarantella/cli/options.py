@@ -122,6 +122,16 @@ class Options(Configuration):
             repeats=True,
         ),
     )
+    progress: bool = setting(
+        False,
+        SWITCH,
+        option=Option(
+            ("--progress",),
+            Group.OUTPUT,
+            "show after each epoch how long the training still takes; by default only on a "
+            "terminal, once a minute at most",
+        ),
+    )
     max_restarts: int = setting(
         0,
         whole_number("a whole number, 0 or more"),

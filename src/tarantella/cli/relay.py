@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from tarantella.cli.launcher_messages import LauncherMessages
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.rank_prefix import RankPrefix
+from tarantella.cli.run_record import STALL, WARNING, RunRecord
 from tarantella.cli.signals import Stopped
 from tarantella.cli.stalls import Stalls
 from tarantella.cli.streams import Passage, StreamFilter
@@ -55,6 +56,8 @@ class OutputRelay:
         run_id: identifies the run
         command: what mpiexec was started with
         stalls: is told which ranks wait
+        record: keeps the warnings
+        observers: are told all that ranks announce
     """
 
     def __init__(
@@ -64,12 +67,16 @@ class OutputRelay:
         run_id: str,
         command: MpiexecCommand,
         stalls: Stalls,
+        record: RunRecord,
+        observers: Sequence[Callable[[Announcement], None]] = (),
     ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
         self._outcome = outcome
         self._stalls = stalls
+        self._record = record
+        self._observers = observers
         self._run_id = run_id
         self._started = self._looked = time.monotonic()
         self._hosts = dict(enumerate(command.hosts))
@@ -139,6 +146,7 @@ class OutputRelay:
             self._stalls.forgive(gap)
         self._outcome.hear_early_end(times.TIME_TO_END_TOGETHER)
         if (warning := self._stalls.warning()) is not None:
+            self._record.note(STALL, warning)
             console.warn(warning)
         if (failure := self._stalls.failure()) is not None:
             self._outcome.hear_stall(failure)
@@ -207,9 +215,13 @@ class OutputRelay:
     def _hear(self, news: Announcement) -> None:
         warned = len(self._outcome.warnings)
         self._outcome.hear(news)
-        for warning in self._outcome.warnings[warned:] if self._stalls.warns else ():
-            console.warn(warning)
+        for warning in self._outcome.warnings[warned:]:
+            self._record.note(WARNING, warning)
+            if self._stalls.warns:
+                console.warn(warning)
         self._stalls.hear(news)
+        for hear in self._observers:
+            hear(news)
         if news.kind == LEAVES and self._stopping and self._deadline is not None:
             # A rank that uses up its time is then killed, and its announcement has to arrive.
             patience = news.status + times.TIME_FOR_RANKS_TO_END

@@ -17,7 +17,8 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tarantella.runtime import times
 
@@ -42,10 +43,15 @@ LEAVES = "leaves"  # it was asked to end, and takes some time for it
 FAILED = "failed"  # its script ended with an error
 FINISHED = "finished"  # its script reached its end
 ENDED = "ended"  # its process has ended, in whatever way
+WARNED = "warned"  # it has shown a warning
+DESCRIBED = "described"  # the versions that it uses, and what sums
+MEASURED = "measured"  # what it has done since its start, in numbers
+EPOCH = "epoch"  # an epoch has ended, and what its logs say
 
 # These keep a line short enough to be written to a pipe in one piece.
 _LONGEST_CAUSE = 500
 _LONGEST_PRINT = 2700
+LONGEST_DATA = 3000  # in characters of JSON
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,12 @@ class Announcement:
             it; the seconds that it has waited, or will take to leave; the number of GPUs that
             TensorFlow finds
         cause: why it failed, in one line; why it ended, if the reason lies elsewhere; what
-            it waits in; the name of the model that it trains
+            it waits in; the name of the model that it trains; what it warns of
         place: where it is in its script, and in which call
         launcher: the identity of the launcher's process that started it
         stream: where it printed something: 1 or 2
         text: what it has printed, in base64
+        data: numbers and words, by name
     """
 
     kind: str
@@ -78,6 +85,7 @@ class Announcement:
     stream: int = 0
     text: str = ""
     place: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def printed(self) -> bytes:

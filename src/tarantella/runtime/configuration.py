@@ -133,6 +133,16 @@ class Configuration:
             "show the output of every rank, with the rank in front of each line",
         ),
     )
+    quiet: bool = setting(
+        False,
+        SWITCH,
+        "TNT_QUIET",
+        Option(
+            ("--quiet",),
+            Group.OUTPUT,
+            "show no line about the ranks at the start, and no summary at the end",
+        ),
+    )
     # The folder for all that each rank prints; empty: it is not kept.
     output_dir: str = setting(
         "",

@@ -1,4 +1,4 @@
-"""The start of a rank: MPI, log messages, the watch for stalls, and a timeline.
+"""The start of a rank: MPI, log messages, the watch for stalls, a timeline, and what is shown.
 
 A process that an MPI launcher has started is a rank, and starts MPI; any other is a serial run.
 """
@@ -12,7 +12,18 @@ from pathlib import Path
 from types import ModuleType
 
 from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log, messages, servers, timeline, watch, world
+from tarantella.runtime import (
+    banner,
+    ending,
+    launcher,
+    log,
+    messages,
+    run_report,
+    servers,
+    timeline,
+    watch,
+    world,
+)
 from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.launcher import Launch
@@ -29,7 +40,7 @@ def start_rank() -> None:
     _started = True
     parent = launcher.rank_of_parent()
     launch = launcher.find_launch()
-    has_mpi = False
+    library = ""  # of MPI
     if parent is not None:
         # A worker that a rank has spawned belongs to that rank; another program runs serially.
         if any("from multiprocessing." in word for word in sys.orig_argv):
@@ -38,13 +49,15 @@ def start_rank() -> None:
         ending.install()
         if launch is not None:
             _tell(JOINS, launch)
-            _start_mpi(launch)
+            library = _start_mpi(launch)
             _tell(JOINED, launch)
-            has_mpi = True
     settings = _settings()
     log.configure(settings, world.get_rank(), world.get_size())
-    if has_mpi and world.get_size() > 1 and settings.stall_seconds:
+    if library and world.get_size() > 1 and settings.stall_seconds:
         watch.start(world.get_rank(), settings.stall_seconds)
+    if library:
+        banner.show(settings)
+        run_report.start(library, banner.words_for_engine())
     if parent is None and (name := _timeline_of_master(settings)):
         timeline.start(name)
 
@@ -74,7 +87,8 @@ def _settings() -> Configuration:
         return Configuration()
 
 
-def _start_mpi(launch: Launch) -> None:
+def _start_mpi(launch: Launch) -> str:
+    """Starts MPI, and returns the name of its library."""
     if "tensorflow" not in sys.modules:
         # TensorFlow says how it was built when it starts, and would do so on every rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -121,6 +135,7 @@ def _start_mpi(launch: Launch) -> None:
     launcher.declare_rank(rank, size)
     if size > 1:
         servers.exchange_addresses()
+    return _name_of_library(MPI)
 
 
 def _has_rdma() -> bool:

@@ -50,7 +50,7 @@ def check() -> None:
     for name in _PACKAGES:
         if name.lower() not in sys.modules and importlib.util.find_spec(name.lower()) is None:
             raise VersionError(f"{_needs(name)}, but {name} is not installed: {_INSTALL[name]}")
-        _refuse_old(name, _installed(name))
+        _refuse_old(name, installed(name))
     if "keras" not in sys.modules:
         _refuse_backend(os.environ.get(_BACKEND) or _backend_of_file())
     when_imported("keras", _check_loaded)
@@ -76,7 +76,7 @@ def missing(name: str, what: str) -> VersionError:
     """
     oldest, newest = VERSIONS[name]
     return VersionError(
-        f"Tarantella does not know {name} {_installed(name)} ({what}): install one of the versions "
+        f"Tarantella does not know {name} {installed(name)} ({what}): install one of the versions "
         f"that it was tested with, {oldest} to {newest}."
     )
 
@@ -84,7 +84,7 @@ def missing(name: str, what: str) -> VersionError:
 def _check_loaded() -> None:
     """Looks at what was really loaded, as metadata can be wrong or missing."""
     for name in _PACKAGES:
-        _refuse_old(name, _installed(name))
+        _refuse_old(name, installed(name))
     _refuse_backend(sys.modules["keras"].config.backend())
 
 
@@ -117,7 +117,7 @@ def _needs(name: str) -> str:
     return f"Tarantella needs {name} {oldest} or later (tested up to {newest})"
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
     """The version of a package: the loaded one, or what its metadata say; empty if unknown."""
     module = sys.modules.get(name.lower())
     if module is not None and hasattr(module, "__version__"):
