@@ -36,6 +36,13 @@ def test_two_dashes_may_be_left_out() -> None:
     assert options.environment == (("A", "1"), ("B", "2"))
 
 
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_module_and_its_arguments_follow_its_flag(dashes: list[str]) -> None:
+    options = parse(["-n", "2", "-x", "A=1", *dashes, "-m", "json.tool", "-n", "4", "--", "-m"])
+    assert (options.module, options.ranks) == (True, 2)
+    assert options.program == ("json.tool", "-n", "4", "--", "-m")
+
+
 def test_nothing_asked_for() -> None:
     assert parse(["script.py"]) == Options(program=("script.py",))
 
@@ -152,7 +159,6 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         ),
         (["-n", "2", "--n-per-node", "2", "--", "script.py"], "exclude each other"),
         (["--gpu", "--no-gpu", "--", "script.py"], "--gpu and --no-gpu exclude each other"),
-        (["--gpus", "2", "--", "script.py"], "--gpus is not an option"),  # -n 2 is
         (["--devices-per-node", "0", "--", "script.py"], "--devices-per-node: '0'"),
         (["--force", "--", "script.py"], "--force needs --cleanup"),
         (["--allow-fewer-hosts", "--", "script.py"], "--allow-fewer-hosts needs --max-rest"),
@@ -171,6 +177,11 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
             "no script python: leave it out, as the command starts Python",
         ),
         (["--", "."], "directory"),
+        (["-m"], "-m needs the name of a module"),
+        (["-m", "nothing.here"], "There is no module nothing.here: .* has nothing.$"),
+        (["--cleanup", "-m", "nothing"], "There is no module nothing: "),
+        (["-m", "script.py"], "script.py is a file: leave out -m, or write -m script.$"),
+        (["--python-interpreter", "", "-m", "script"], "-m needs Python"),
         (["--python-interpreter", "no-such-python", "--", "script.py"], "'no-such-python'"),
         (["--python-interpreter", "'", "--", "script.py"], "--python-interpreter"),
         (["--python-interpreter", "", "--", "script.py"], "script.py is not a program"),

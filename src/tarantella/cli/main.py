@@ -101,12 +101,13 @@ def _run_with_restarts(
     restarts = 0
     identity = RunIdentity()
     reminders: tuple[str, ...] = ()
+    told: set[str] = set()
     try:
         while True:
             environ[RESTARTS] = str(restarts)
             may_lose_hosts = options.allow_fewer_hosts and restarts > 0
             end = _run(
-                options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
+                options, settings, environ, allocation, stop_signals, may_lose_hosts, identity, told
             )
             reminders = end.reminders
             is_final = end.status in (0, BAD_INPUT) or stop_signals.received
@@ -131,8 +132,9 @@ def _run(
     stop_signals: StopSignals,
     may_lose_hosts: bool,
     identity: RunIdentity,
+    told: set[str],
 ) -> RunEnd:
-    """Plan the ranks and run them once."""
+    """Plan the ranks and run them once; `told` are the warnings that the user has seen."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
     if allocation is not None:
         environ = allocation.launcher_environment(environ)
@@ -148,7 +150,9 @@ def _run(
                 "--dry-run contacts no host, and this machine has no GPU to judge them by: say "
                 "with --n-per-node how many each of them has."
             )
-        plan = make_plan(options, assumed_hosts(allocation.hosts, here, options.ranks_per_host))
+        gpus = options.ranks_per_host if options.gpu else None
+        plan = make_plan(options, assumed_hosts(allocation.hosts, here, gpus))
+        plan = replace(plan, warnings=())  # about hosts that nobody has looked at
         wanted = options.network_interface
         interfaces = dict.fromkeys(plan.counts, wanted) if wanted else {}
         placement = Placement(allocation, plan.counts, interfaces)
@@ -159,7 +163,8 @@ def _run(
     command = make_mpiexec_command(
         plan, options, mpiexec, environ, placement, terminal=os.isatty(1)
     )
-    _warn(plan.warnings, settings)
+    _warn((warning for warning in plan.warnings if warning not in told), settings)
+    told.update(plan.warnings)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)

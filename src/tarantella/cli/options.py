@@ -60,7 +60,8 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
 
 
 _RANKS = TextFormat("a number of ranks, 1 or more", _read_ranks)
-_TEXT = TextFormat("a name", str)
+_NAME = TextFormat("a name", str)
+_HOSTFILE = TextFormat("the name of a file", str, path="file")
 _VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
 _INTERPRETER = TextFormat("a command line", _read_interpreter)
 
@@ -70,12 +71,14 @@ class Options(Configuration):
     """What the user has asked for on a command line; defaults where that is left to Tarantella.
 
     Attributes:
-        program: the script and its arguments
+        program: the script, or the module, and its arguments
+        module: whether it is a module, as for `python -m`
         notes: how the command understood something that has another meaning elsewhere
         given: the names of the settings for ranks that are on the command line
     """
 
     program: tuple[str, ...]
+    module: bool = False
     notes: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
 
@@ -92,7 +95,7 @@ class Options(Configuration):
     )
     hostfile: str | None = setting(
         None,
-        _TEXT,
+        _HOSTFILE,
         option=Option(
             ("--hostfile",),
             Group.HOSTS,
@@ -116,7 +119,7 @@ class Options(Configuration):
         _VARIABLES,
         option=Option(
             ("-x",),
-            Group.ENVIRONMENT,
+            Group.PROCESSES,
             "environment variables for every rank",
             metavar="K=V",
             repeats=True,
@@ -174,7 +177,7 @@ class Options(Configuration):
     # Becomes `network_interfaces` of the ranks, as each host has it.
     network_interface: str | None = setting(
         None,
-        _TEXT,
+        _NAME,
         option=Option(
             ("--network-interface",),
             Group.PROCESSES,
