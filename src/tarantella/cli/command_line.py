@@ -17,10 +17,20 @@ from tarantella.cli.program import USAGE, check_program
 from tarantella.errors import InputError
 from tarantella.runtime.settings import Group, Option, Setting, TextFormat, settings_of
 
+_USAGE = f"{USAGE}\n       tarantella [options] -m module [module args]"
 _EPILOG = """\
-Without options, one rank starts on each GPU of this machine, or of each host that a scheduler
-(Slurm, PBS, LSF) has given to the job.
-Ctrl+C ends all ranks. The exit status is 0 only if every rank succeeded.
+examples:
+  tarantella -- train.py                       one rank for each GPU here
+  tarantella -n 4 --no-gpu -- train.py         four ranks on the CPU
+  tarantella -n 2 -m package.train             as python -m, on two ranks
+  tarantella --hostfile hosts -- train.py      all GPUs of several hosts
+  tarantella --n-per-node 4 -- train.py        in a Slurm, PBS or LSF job
+  tarantella -n 2 --dry-run -- train.py        what would run, and where
+  tarantella --cleanup -- train.py             end all runs of train.py
+
+Without options, one rank starts on each GPU of this machine, or of each host
+that a scheduler (Slurm, PBS, LSF) has given to the job. Ctrl+C ends all ranks.
+The exit status is 0 only if every rank succeeded.
 """
 
 
@@ -48,7 +58,8 @@ def parse(arguments: Sequence[str]) -> Options:
         options = replace(options, pin_to_socket=True)
     options = _ranks_of_each_host(options)
     _check_together(options)
-    check_program(options)
+    if options.completion is None:
+        check_program(options)
     return options
 
 
@@ -81,7 +92,7 @@ def make_parser() -> _Parser:
     """A parser of all options in the table; what is not given is not in its result."""
     parser = _Parser(
         prog="tarantella",
-        usage=USAGE,
+        usage=_USAGE,
         description="Train a Keras model on several devices with one rank each.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -93,7 +104,13 @@ def make_parser() -> _Parser:
             if row.option is not None and row.option.group == group:
                 _add_option(parser, name, row, row.option)
     last = Group.OTHER
-    parser.add(last, "--version", action="version", version=f"tarantella {_version()}")
+    parser.add(
+        last,
+        "--version",
+        action="version",
+        version=f"tarantella {_version()}",
+        help="show the version",
+    )
     parser.add(last, "-h", "--help", action="help", help="show this help")
     return parser
 

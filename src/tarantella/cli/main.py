@@ -25,6 +25,7 @@ from tarantella.cli.check import (
 )
 from tarantella.cli.cleanup import clean_up
 from tarantella.cli.command_line import parse
+from tarantella.cli.completion import completion_script
 from tarantella.cli.description import describe
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
@@ -75,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     _check_directory()
     options = parse(arguments)
+    if options.completion is not None:
+        print(completion_script(options.completion), end="")
+        return 0
     given = {**dict(options.environment), **options.variables}
     settings = read_configuration({**os.environ, **given})
     options = _with_devices(options, settings, given)

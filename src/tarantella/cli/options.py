@@ -17,6 +17,7 @@ from tarantella.runtime.settings import (
     Group,
     Option,
     TextFormat,
+    one_of,
     setting,
     settings_of,
     whole_number,
@@ -199,6 +200,18 @@ class Options(Configuration):
         False,
         SWITCH,
         option=Option(("--dry-run",), Group.OTHER, "show what would be run, and run nothing"),
+    )
+
+    # The shell for which to print a script that completes command lines.
+    completion: str | None = setting(
+        None,
+        one_of(("bash", "zsh")),
+        option=Option(
+            ("--completion",),
+            Group.OTHER,
+            "print a script for your shell, bash or zsh, that completes options",
+            metavar="SHELL",
+        ),
     )
 
     @property
