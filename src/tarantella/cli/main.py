@@ -48,6 +48,7 @@ from tarantella.runtime.configuration import (
     read_configuration,
 )
 from tarantella.runtime.failure import BAD_INPUT
+from tarantella.runtime.versions import backend_problem
 
 _BROKEN_PIPE = 141
 
@@ -89,6 +90,7 @@ def _main(arguments: Sequence[str]) -> int:
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
+        _check_backend(options)
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
@@ -225,6 +227,13 @@ def _check_directory() -> None:
         raise InputError(
             f"The working directory cannot be used ({error.strerror}): change to another one."
         ) from None
+
+
+def _check_backend(options: Options) -> None:
+    """Refuse another backend of Keras, as far as it is known before ranks start."""
+    problem = backend_problem({**os.environ, **dict(options.environment)})
+    if problem and options.runs_script:
+        raise InputError(problem)
 
 
 def _make_folder(name: str) -> None:

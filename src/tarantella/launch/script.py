@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tarantella.launch.module import find_module
-from tarantella.runtime import ending, failure, launcher
+from tarantella.runtime import ending, failure, imports, launcher, versions
 from tarantella.runtime.announce import FINISHED, Announcement, announce, say
 from tarantella.runtime.configuration import configuration
 
@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
     # Registered first, called last: after the script's own functions, and after MPI has ended.
     atexit.register(announce_end)
     _print_whole_lines()
+    imports.before_import("keras", versions.check_backend)
     try:
         run(arguments)
     except BaseException as error:

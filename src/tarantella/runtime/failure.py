@@ -65,8 +65,11 @@ def exit_status(error: BaseException) -> int:
 
 def is_ours(error: BaseException) -> bool:
     """Whether Tarantella raised it on purpose, with a message for the user."""
-    errors = sys.modules.get("tarantella.errors")
-    return errors is not None and isinstance(error, errors.TarantellaError)
+    # By name: `launch.script` has loaded the classes apart from those that the script sees.
+    return any(
+        (kind.__module__, kind.__name__) == ("tarantella.errors", "TarantellaError")
+        for kind in type(error).__mro__
+    )
 
 
 def describe(error: BaseException) -> str:
