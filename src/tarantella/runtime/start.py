@@ -12,7 +12,17 @@ from pathlib import Path
 from types import ModuleType
 
 from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log, messages, servers, timeline, watch, world
+from tarantella.runtime import (
+    ending,
+    launcher,
+    log,
+    memory,
+    messages,
+    servers,
+    timeline,
+    watch,
+    world,
+)
 from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.launcher import Launch
@@ -88,9 +98,12 @@ def _start_mpi(launch: Launch) -> None:
         mpi4py.rc.finalize = False  # we do it at the end, and never in a forked process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        limit = memory.limit_in_words()
+        advice = "install one, for example with `pip install mpich`"
         raise TarantellaError(
             f"{launch.launcher} has started this process, but no MPI library could be loaded "
-            f"({str(error).splitlines()[0]}): install one, for example with `pip install mpich`."
+            f"({str(error).splitlines()[0]}): "
+            + (f"memory may have run out, as {limit}; if not, {advice}." if limit else f"{advice}.")
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TarantellaError(
