@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_ranks_of_plain_mpiexec(tmp_path: Path) -> None:
     result = run(str(find_mpiexec().path), "-n", "2", sys.executable, write(tmp_path, WHO))
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
+
+
+def test_more_ranks_than_cores_are_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise SystemExit(3)\n")
+    one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+    result = run(*one_core, *TWO, "--max-restarts", "1", "--", "script.py", cwd=tmp_path)
+    told = f"Host {socket.gethostname()} has 1 core for 2 ranks: ranks that share a core take turns"
+    assert result.stderr.startswith(f"tarantella WARNING: {told}")
+    assert result.stderr.count("WARNING") == 1
 
 
 def test_serial_run_does_not_touch_mpi(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tarantella.cli.command_line import make_parser, parse
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 from tarantella.runtime.configuration import Configuration, read_configuration
-from tarantella.runtime.settings import settings_of
+from tarantella.runtime.settings import Group, settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,21 @@ def test_ranks_read_what_the_command_line_says(tmp_path: Path) -> None:
 def test_every_row_with_an_option_is_offered_once() -> None:
     names = [n for row in settings_of(Options).values() if row.option for n in row.option.names]
     assert sorted(make_parser().known) == sorted([*names, "--version", "-h", "--help"])
+
+
+def test_help_has_groups_and_examples_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = make_parser().format_help().splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)]
+    assert titles == [*(group.value for group in Group), "examples"]
+    examples = [line for line in lines if line.startswith("  tarantella ")]
+    assert len(examples) > 5
+    Path("train.py").touch()
+    Path("package").mkdir()
+    for line in examples:
+        _, *arguments = re.split(r" {3,}", line.strip())[0].split()
+        parse(arguments)
 
 
 def test_variables_keep_their_order_and_every_byte() -> None:
