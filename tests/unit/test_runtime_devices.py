@@ -236,7 +236,6 @@ def test_the_master_tells_of_more_ranks_than_cores_unless_the_command_has(
     enough = [RankLocation("node3", cores(*range(8)), None)] * 3
     monkeypatch.setattr(world, "_locations", (*bound, *limited, *enough))
     monkeypatch.setattr(world, "_rank", rank)
-    monkeypatch.setattr(devices.LOGGER, "propagate", True)
     monkeypatch.delenv("TNT_RUN_ID", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -85,6 +85,7 @@ _HABITS = (
     ),
     Habit(Meaning.NOTHING, ("--standalone", "--oversubscribe", "--allow-run-as-root"), values=0),
 )
+_ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
 HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habit.names}
 
 
@@ -99,7 +100,7 @@ class _Foreign:
     def value(self) -> str:
         """Its value; empty if it is missing."""
         _, equals, value = self.words[0].partition("=")
-        return value if equals else " ".join(self.words[1:])
+        return value if equals else "=".join(self.words[1:])  # two of them are a variable
 
 
 @dataclass(frozen=True)
@@ -139,17 +140,18 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
         options: the options on the command line, each with its values
         program: the script and its arguments
     """
-    foreign: list[_Foreign] = []
-    ours: list[str] = []
-    for words in options:
-        habit = HABITS.get(words[0].partition("=")[0])
-        if habit is None:
-            ours += words
-        else:
-            foreign.append(_Foreign(habit.meaning, words))
+    foreign = [_Foreign(_habit(words).meaning, words) for words in options if _is_foreign(words)]
     if not foreign:
         return
-    told, remarks = _translated(foreign, has_hostfile="--hostfile" in ours)
+    own = [words for words in options if not _is_foreign(words)]
+    # Elsewhere, -n is the number of all ranks, also with hosts; here, of those on each host.
+    names_hosts = any(each.meaning in _ABOUT_HOSTS for each in foreign)
+    total = [words for words in own if words[0] == "-n" and names_hosts]
+    ours = [word for words in own if words not in total for word in words]
+    told, remarks = _translated(
+        [*foreign, *(_Foreign(Meaning.RANKS, words) for words in total)],
+        has_hostfile="--hostfile" in ours,
+    )
     typed = [shlex.join(each.words) for each in foreign]
     listed = " and ".join(filter(None, [", ".join(typed[:-1]), typed[-1]]))
     verb = "is not an option" if len(typed) == 1 else "are not options"
@@ -157,6 +159,14 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
     raise InputError(
         f"{listed} {verb} of tarantella: write `{written([*told, *ours], program)}`{remark}."
     )
+
+
+def _is_foreign(words: tuple[str, ...]) -> bool:
+    return words[0].partition("=")[0] in HABITS
+
+
+def _habit(words: tuple[str, ...]) -> Habit:
+    return HABITS[words[0].partition("=")[0]]
 
 
 def written(options: Sequence[str], program: Sequence[str]) -> str:
@@ -188,7 +198,7 @@ def _translated(foreign: Sequence[_Foreign], has_hostfile: bool) -> tuple[list[s
         words += more
         remarks += remark
     for text in given.get(Meaning.VARIABLE, []):
-        words += ["-x", text if "=" in text else text.replace(" ", "=", 1) or "NAME=VALUE"]
+        words += ["-x", text or "NAME=VALUE"]
     words += ["--no-gpu"] if Meaning.CPU in given else []
     words += ["--gpu"] if Meaning.GPU in given else []
     if Meaning.NOTHING in given and not remarks:

@@ -47,7 +47,11 @@ class _Watch(MetaPathFinder):
         if name != self._name or self not in sys.meta_path:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(name, path, target) for finder in others)
+        found = (
+            finder.find_spec(name, path, target)
+            for finder in others
+            if hasattr(finder, "find_spec")  # Python skips others as well
+        )
         spec = next((spec for spec in found if spec is not None), None)
         loader = spec.loader if spec else None
         if loader is not None:
