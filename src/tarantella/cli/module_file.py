@@ -14,6 +14,14 @@ def module_file(name: str, folders: Sequence[str]) -> str:
     for folder in folders:
         base = Path(folder, *name.split(".")).absolute()
         for file in (base / "__main__.py", base.with_name(f"{base.name}.py")):
-            if file.is_file():
+            if is_file(file):
                 return str(file)
     return ""
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False for a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tarantella.cli.module_file import module_file
+from tarantella.cli.module_file import is_file, module_file
 from tarantella.launch.process_identity import identity, stat_of
 from tarantella.runtime import times
 from tarantella.runtime.announce import HEARTBEAT, RUN_ID
@@ -143,6 +143,6 @@ def _first_file(words: Sequence[str], cwd: str, python_path: str) -> str:
         if word == "-m":
             folders = [cwd, *(Path(cwd, each) for each in python_path.split(os.pathsep) if each)]
             return module_file(following, [str(folder) for folder in folders])
-        if word and Path(cwd, word).is_file():
+        if word and is_file(Path(cwd, word)):
             return str(Path(cwd, word))
     return ""

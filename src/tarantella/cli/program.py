@@ -9,7 +9,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from tarantella.cli.module_file import module_file
+from tarantella.cli.module_file import is_file, module_file
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 
@@ -60,7 +60,7 @@ def _search_path(options: Options) -> list[str]:
 
 
 def _check_module(name: str, options: Options) -> None:
-    if name.endswith(".py") and Path(name).is_file():
+    if name.endswith(".py") and is_file(Path(name)):
         raise InputError(
             f"-m takes the name of a module, and {name} is a file: leave out -m, or write "
             f"-m {name.removesuffix('.py').replace('/', '.')}."
