@@ -35,6 +35,8 @@ _TENSORFLOW_START_UP = (
     b"WARNING: All log messages before absl::InitializeLog() is called",
     b"I0000 00:00:",
 )
+# What it prints after the reason when it gives up, as when memory runs out: its C++ functions.
+_TENSORFLOW_STACK = (b"*** Check failure stack trace: ***", b"    @     0x")
 # What TensorFlow's collectives print on every other rank when a rank has ended: where each line
 # begins, and what it has in it.
 _COLLECTIVES_ABORT = {
@@ -82,7 +84,8 @@ class OutputRelay:
         self._hosts = dict(enumerate(command.hosts))
         self._has_hosts = command.allocation is not None
         hidden = _TENSORFLOW_START_UP if command.quiet_tensorflow else ()
-        self._lines = RankPrefix(self._has_hosts, hidden)
+        stack = _TENSORFLOW_STACK if command.quiet_tensorflow else ()
+        self._lines = RankPrefix(self._has_hosts, (*hidden, *stack))
         self._stopping = False
         self._deadline: float | None = None
         self._workers_deadline: float | None = None
@@ -238,6 +241,10 @@ class OutputRelay:
         passages = [Passage(line_start(self._run_id), b"\n", announced), *messages.in_errors()]
         passages += [Passage(start, b"\n", lambda _: b"") for start in hidden]
         if hidden:
+            passages += [
+                Passage(start, b"\n", lambda _: b"", begins_line=True)
+                for start in _TENSORFLOW_STACK
+            ]
             passages += [
                 Passage(start, b"\n", partial(_unless_it_has, texts), begins_line=True)
                 for start, texts in _COLLECTIVES_ABORT.items()

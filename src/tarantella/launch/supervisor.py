@@ -28,7 +28,7 @@ from tarantella.launch import binding, lost_connection, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.process_identity import identity
 from tarantella.launch.rank_output import RankOutput
-from tarantella.runtime import launcher, times
+from tarantella.runtime import launcher, memory, times
 from tarantella.runtime.announce import (
     ALIVE,
     ENDED,
@@ -37,6 +37,7 @@ from tarantella.runtime.announce import (
     LEAVES,
     RESTARTS,
     RESUMED,
+    SHORT_OF_MEMORY,
     STARTED,
     STOPPED,
     Announcement,
@@ -59,6 +60,7 @@ def main(arguments: list[str]) -> int:
     host = socket.gethostname()
     parent = os.getpid()
     started = time.monotonic()
+    kills = memory.oom_kills()
     die_with(os.getppid(), signal.SIGTERM)
     try:
         command = binding.bound(mpiexec_quoting.unescaped(arguments), rank, configuration())
@@ -84,6 +86,8 @@ def main(arguments: list[str]) -> int:
     signal.alarm(0)
     for number in _FORWARDED:
         signal.signal(number, signal.SIG_IGN)  # too late: the status must still be returned
+    if shortage := memory.shortage_at_end(status, kills):
+        announce(Announcement(SHORT_OF_MEMORY, rank, host, pid, cause=shortage))
     cause = "it was asked to" if program.was_asked_to_end else _lost_peer(status)
     announce(Announcement(ENDED, rank, host, pid, status=status, cause=cause))
     if status != 0:

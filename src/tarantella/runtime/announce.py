@@ -40,6 +40,7 @@ TRAINS_ALONE = "trains alone"  # it trains the plain model of a tnt.Model
 STOPPED = "stopped"  # a signal has stopped it
 RESUMED = "resumed"  # another one lets it continue
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
+SHORT_OF_MEMORY = "short of memory"  # it is about to end, and memory is the likely cause
 FAILED = "failed"  # its script ended with an error
 FINISHED = "finished"  # its script reached its end
 ENDED = "ended"  # its process has ended, in whatever way
@@ -67,7 +68,8 @@ class Announcement:
             it; the seconds that it has waited, or will take to leave; the number of GPUs that
             TensorFlow finds
         cause: why it failed, in one line; why it ended, if the reason lies elsewhere; what
-            it waits in; the name of the model that it trains; what it warns of
+            it waits in; the name of the model that it trains; what it warns of;
+            why memory is the likely cause
         place: where it is in its script, and in which call
         launcher: the identity of the launcher's process that started it
         stream: where it printed something: 1 or 2
