@@ -16,5 +16,13 @@ class MismatchError(TarantellaError, RuntimeError):
     """The ranks disagree about something they must agree on."""
 
 
+class RankError(TarantellaError, RuntimeError):
+    """A rank that `tnt.run` has started was killed, has exited, or has raised what cannot be sent."""
+
+
+class RankTraceback(TarantellaError):
+    """The traceback of a rank, as the cause of the error that `tnt.run` raises for it."""
+
+
 class VersionError(TarantellaError, ImportError):
     """This Python, TensorFlow or Keras cannot be used; the message names those that can."""
