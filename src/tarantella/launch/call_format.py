@@ -14,6 +14,8 @@ from typing import Any
 
 import cloudpickle
 
+from tarantella.errors import RankError
+
 _LENGTH = 8  # bytes in front of a message, with its length
 
 Source = tuple[int, None, list[str], str]
@@ -40,7 +42,7 @@ class Call:
     """A call of a function on every rank.
 
     Attributes:
-        content: the function, its arguments, and classes that Keras must know, as a pickle
+        content: two pickles: classes that Keras must know; the function and its arguments
         all_reply: whether every rank replies, and not only the master rank
         path: where modules are imported from
         arguments: `sys.argv`
@@ -56,8 +58,11 @@ class Call:
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], all_reply: bool) -> Call:
         """A call of a function of this process."""
-        content = cloudpickle.dumps((_registered_classes(), function, args))
-        return cls(content, all_reply, list(sys.path), list(sys.argv), _sources())
+        file = io.BytesIO()
+        pickler = cloudpickle.Pickler(file)
+        pickler.dump(_registered_classes())
+        pickler.dump((function, args))
+        return cls(file.getvalue(), all_reply, list(sys.path), list(sys.argv), _sources())
 
     def packed(self) -> bytes:
         return pickle.dumps(vars(self))
@@ -66,14 +71,21 @@ class Call:
     def unpacked(cls, data: Any) -> Call:
         return cls(**pickle.loads(data))
 
-    def run(self) -> Any:
-        """Call the function as it would be called in the process that it comes from."""
+    def load(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function and its arguments, in a process like the one that they come from."""
         sys.path[:] = self.path
         sys.argv[:] = self.arguments
         linecache.cache.update(self.sources)
-        classes, function, args = pickle.loads(self.content)
-        _register(classes)
-        return function(*args)
+        unpickler = pickle.Unpickler(io.BytesIO(self.content))
+        try:
+            _register(unpickler.load())  # before a model that has such layers is loaded
+            function, args = unpickler.load()
+        except Exception as error:
+            raise RankError(
+                "The function or its arguments cannot be loaded on a rank "
+                f"({type(error).__name__}: {error})."
+            ) from error
+        return function, args
 
 
 @dataclass(frozen=True)

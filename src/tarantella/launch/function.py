@@ -39,7 +39,8 @@ def main() -> None:
     descriptor = os.dup(2)  # the function may close or redirect its own
     call = Call.unpacked(_received(descriptor))
     try:
-        result = call.run()
+        function, args = call.load()
+        result = function(*args)
         if call.all_reply or world.is_master_rank():
             _reply(Reply(_pickled(result)), descriptor)
     except Exception as error:

@@ -1,0 +1,226 @@
+"""`tnt.run`: real ranks, started from this process, or from a script of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tarantella as tnt
+from tarantella.errors import InputError, RankError, RankTraceback
+
+LIMIT = 120  # seconds, for a machine that is busy with other things
+
+
+@pytest.fixture(autouse=True)
+def serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the shard that runs these tests."""
+    monkeypatch.delenv("TNT_TERMINAL", raising=False)
+
+
+def run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return tnt.run(function, args, no_gpu=True, **options)
+
+
+def test_closure_runs_on_ranks_and_the_master_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    here = [3]
+
+    def add(number: int) -> tuple[int, int, int]:
+        print(f"rank {tnt.get_rank()} prints ü")
+        return tnt.get_rank(), tnt.get_size(), tnt.allreduce(here[0] + number)
+
+    assert run(add, 4) == (0, 2, 14)
+    shown = capsys.readouterr()
+    assert shown.out == "rank 0 prints ü\n"
+    assert shown.err == ""
+    assert run(add, 4, ranks=3, all_results=True) == [(rank, 3, 21) for rank in range(3)]
+
+
+def test_large_data_go_both_ways_from_a_thread_and_with_one_rank() -> None:
+    data = os.urandom(1 << 20) * 3
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(run(lambda: (tnt.get_size(), data[::-1]), ranks=1))
+    )
+    thread.start()
+    thread.join(LIMIT)
+    assert results == [(1, data[::-1])]
+
+
+def test_options_and_variables_reach_the_ranks() -> None:
+    value = run(lambda: os.environ["VALUE"], x={"VALUE": "a $b"}, log_level="INFO")
+    assert value == "a $b"
+
+
+def test_exception_of_a_rank_is_raised_here(capsys: pytest.CaptureFixture[str]) -> None:
+    class Unlucky(ValueError):
+        pass
+
+    def fail() -> None:
+        if tnt.get_rank() == 1:
+            raise Unlucky("thirteen")
+        tnt.barrier()
+
+    with pytest.raises(Unlucky, match="^thirteen$") as raised:
+        run(fail)
+    assert isinstance(raised.value.__cause__, RankTraceback)
+    assert str(raised.value.__cause__).startswith("rank 1 on host ")
+    assert 'raise Unlucky("thirteen")' in str(raised.value.__cause__)
+    shown = capsys.readouterr().err
+    assert "tarantella: rank 1 on host " in shown
+    assert "Traceback" not in shown  # it is in the exception
+
+
+def test_exception_that_cannot_be_pickled_is_one_of_ours() -> None:
+    class Odd(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(first + second)
+
+    def fail() -> None:
+        raise Odd("a", "b")
+
+    with pytest.raises(RankError, match=r"rank 0 on host .* cannot be pickled: .*Odd: ab") as raised:
+        run(fail, ranks=1)
+    assert 'raise Odd("a", "b")' in str(raised.value.__cause__)
+
+
+def test_result_that_cannot_be_pickled_is_explained() -> None:
+    with pytest.raises(RankError, match="What the function returns, a generator, cannot be pickled"):
+        run(lambda: (number for number in range(3)), ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed: it was killed by signal 9"),
+        (lambda: sys.exit(3), r"failed: sys.exit\(3\) \(exit status 3\)"),
+        (lambda: sys.exit(), "^Rank 0 has exited before the function returned"),
+    ],
+)
+def test_rank_that_ends_is_named(end: Callable[[], None], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run(end, ranks=1)
+
+
+def test_run_inside_of_a_run_is_refused() -> None:
+    with pytest.raises(InputError, match="this process belongs to a run already"):
+        run(lambda: tnt.run(int), ranks=1)
+
+
+def test_bad_input_of_the_command_is_raised_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="--output-dir /dev/null/x cannot be used"):
+        run(int, output_dir="/dev/null/x")
+    assert capsys.readouterr().err == ""
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("[0-9]*")]
+
+
+def test_interrupt_ends_all_ranks(tmp_path: Path) -> None:
+    def wait() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(LIMIT)
+
+    def interrupt() -> None:
+        wait_until(lambda: len(pids_in(tmp_path)) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(wait)
+    assert not any(map(is_running, pids_in(tmp_path)))
+
+
+def test_ranks_end_with_the_process_that_called(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("""
+import os, pathlib, time
+import tarantella as tnt
+def wait():
+    pathlib.Path(str(os.getpid())).touch()
+    time.sleep(600)
+tnt.run(wait, no_gpu=True)
+""")
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    wait_until(lambda: len(pids_in(tmp_path)) == 2)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_running, pids_in(tmp_path))))
+
+
+KERAS_SCRIPT = """
+import keras
+import numpy as np
+import tensorflow as tf
+import neighbour
+import tarantella as tnt
+
+
+@keras.saving.register_keras_serializable()
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+x = np.ones((8, 4))
+first = keras.Sequential([keras.Input((4,)), Twice(), keras.layers.Dense(1)])
+
+
+@tf.function
+def small(n):
+    while n > neighbour.LIMIT:  # for AutoGraph, which needs the source
+        n -= 1
+    return n
+
+
+def train():
+    model = tnt.Model(first)
+    model.compile("sgd", "mse", jit_compile=False)
+    history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+    return model, history, small(tf.constant(9))
+
+
+model, history, number = tnt.run(train, ranks=1, no_gpu=True)
+print(type(model) is keras.Sequential, isinstance(model.layers[0], Twice), int(number))
+print(len(history.history["loss"]), int(model.optimizer.iterations))
+print(model.evaluate(x, x[:, :1], verbose=0) < history.history["loss"][0])
+tnt.run(lambda: tnt.Model(None), ranks=1, no_gpu=True)
+"""
+
+
+def test_script_gets_a_plain_keras_model(tmp_path: Path) -> None:
+    """A script needs no `if __name__ == "__main__"`, as no rank runs it."""
+    (tmp_path / "script.py").write_text(KERAS_SCRIPT)
+    (tmp_path / "neighbour.py").write_text("LIMIT = 5\n")
+    result = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=2 * LIMIT
+    )
+    assert result.stdout.splitlines() == ["True True 5", "2 4", "True"], result.stderr
+    assert result.returncode == 2
+    first, _, second = result.stderr.partition("The above exception was the direct cause of")
+    assert "rank 0 on host " in first
+    assert "tnt.Model(None)" in first
+    assert "tnt.run(lambda" in second
+    assert "run_function.py" not in second
