@@ -17,10 +17,10 @@ class MismatchError(TarantellaError, RuntimeError):
 
 
 class RankError(TarantellaError, RuntimeError):
-    """A rank that `tnt.run` has started was killed, has exited, or has raised what cannot be sent."""
+    """A rank of `tnt.run` was killed, has exited, or has raised or returned what cannot be sent."""
 
 
-class RankTraceback(TarantellaError):
+class RankTraceback(TarantellaError):  # noqa: N818  # it is not raised, but the cause of what is
     """The traceback of a rank, as the cause of the error that `tnt.run` raises for it."""
 
 

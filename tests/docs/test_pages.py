@@ -121,6 +121,16 @@ def test_command(command: str, shell: Shell, folder: Path, request: pytest.Fixtu
     assert "does not provide the extra" not in finished.output
 
 
+def blocks_for_ranks() -> list[str]:
+    """The names of the Python blocks that run on ranks; one that starts ranks itself does not."""
+    return [file_name(block) for block in blocks("python") if "tnt.run(" not in block]
+
+
+def test_block_that_starts_ranks_is_run_by_a_command() -> None:
+    names = {file_name(block) for block in blocks("python")} - set(blocks_for_ranks())
+    assert {f"python {name}" for name in names} <= set(commands())
+
+
 # TensorFlow takes seconds to load, so one process runs the blocks one after the other.
 RUN_ALL = """
 import runpy, sys, traceback
@@ -140,14 +150,13 @@ def blocks_on_two_ranks(
 ) -> str:
     """The output of all Python blocks on two ranks."""
     folder = tmp_path_factory.mktemp("blocks")
-    names = [file_name(block) for block in blocks("python")]
-    for name, block in zip(names, blocks("python"), strict=True):
-        (folder / name).write_text(block)
+    for block in blocks("python"):
+        (folder / file_name(block)).write_text(block)
     (folder / "run_all.py").write_text(RUN_ALL)
-    return printed_on_two_ranks(folder, "run_all.py", *names, timeout=600)
+    return printed_on_two_ranks(folder, "run_all.py", *blocks_for_ranks(), timeout=600)
 
 
-@pytest.mark.parametrize("name", [file_name(block) for block in blocks("python")])
+@pytest.mark.parametrize("name", blocks_for_ranks())
 def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks

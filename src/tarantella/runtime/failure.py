@@ -196,6 +196,7 @@ def _is_inside(filename: str) -> bool:
 
 def _without_start(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's script on, without the frames that started it."""
-    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "launch":
+    starting = (_PACKAGE / "launch", _PACKAGE / "calls")
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent in starting:
         trace = trace.tb_next
     return trace

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tarantella.calls.call_format import Call, Reply, framed, unframed
+from tarantella.calls.command_process import run_command
+from tarantella.calls.keyword_options import arguments_for
 from tarantella.cli import caller
 from tarantella.cli.command_line import parse
-from tarantella.cli.command_process import run_command
 from tarantella.cli.hostfile import is_host_name
-from tarantella.cli.keyword_options import arguments_for
 from tarantella.errors import InputError, RankError, RankTraceback
-from tarantella.launch.call_format import Call, Reply, framed, unframed
 from tarantella.runtime import launcher, world
 from tarantella.runtime.announce import FAILED, Announcement, is_run_by_command
 
-_SCRIPT = str(Path(__file__).absolute().parents[1] / "launch" / "function.py")
+_SCRIPT = str(Path(__file__).absolute().parent / "function.py")
 _PARAMETERS = ("args", "ranks", "hosts", "all_results")
 
 

@@ -1,4 +1,4 @@
-"""What travels between `tnt.run` and its ranks: a function with its arguments, and replies to it."""
+"""What travels between `tnt.run` and its ranks: a function with its arguments, and replies."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def pickled_error(error: Exception) -> bytes:
     return content if type(again) is type(error) else b""
 
 
-class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ResultPickler(cloudpickle.Pickler):
     """Pickles each `tnt.Model` as the plain model that it was made from."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -139,8 +139,8 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _sources() -> dict[str, Source]:
     """The code that a notebook or a shell has kept, and that of a script."""
-    found = {
-        name: entry
+    found: dict[str, Source] = {
+        name: (entry[0], None, entry[2], entry[3])
         for name, entry in linecache.cache.items()
         if len(entry) == 4 and entry[1] is None and not Path(name).exists()
     }
@@ -162,7 +162,9 @@ def _registered_classes() -> dict[str, Any]:
 
 
 def _register(classes: dict[str, Any]) -> None:
-    saving = import_module("keras").saving if classes else None
+    if not classes:
+        return  # Keras takes long to import
+    saving = import_module("keras").saving
     for full_name, value in classes.items():
         package, separator, name = full_name.rpartition(">")
         if separator:

@@ -11,8 +11,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from tarantella.errors import RankError
-from tarantella.launch.call_format import (
+from tarantella.calls.call_format import (
     Call,
     Reply,
     framed,
@@ -21,6 +20,7 @@ from tarantella.launch.call_format import (
     pickled_result,
     unframed,
 )
+from tarantella.errors import RankError
 from tarantella.runtime import failure, messages, world
 from tarantella.runtime.announce import (
     ASKS,

@@ -85,7 +85,7 @@ def run_command(
 
 
 def _file(content: bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     file.write(content)
     file.seek(0)
     return file

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tarantella as tnt
+from tarantella.calls.keyword_options import arguments_for
 from tarantella.cli.command_line import parse
-from tarantella.cli.keyword_options import arguments_for
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 from tarantella.runtime.settings import settings_of
@@ -30,10 +30,8 @@ def test_options_are_those_of_the_command() -> None:
         output_dir=None,
         x={"A": "b c", "B": "$x=1"},
     )
-    assert options == parse(
-        ["--no-gpu", "--log-level", "INFO", "--fusion-threshold", "0", "--timeline=-trace.json"]
-        + ["-x", "A=b c", "B=$x=1", "--", __file__]
-    )
+    words = ["--no-gpu", "--log-level", "INFO", "--fusion-threshold", "0", "--timeline=-trace.json"]
+    assert options == parse([*words, "-x", "A=b c", "B=$x=1", "--", __file__])
 
 
 def test_every_option_of_the_table_has_a_keyword_or_is_refused_with_a_reason() -> None:
