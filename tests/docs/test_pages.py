@@ -1,11 +1,14 @@
 """Everything shown in the README and the docs works: the tests find and run every block.
 
+So do the examples in docstrings, which the API reference shows.
+
 test_job_scripts.py runs the job scripts; the tests of the examples run the commands on their page,
 and check the results.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +25,7 @@ PAGES = [
 ]
 EXAMPLES = REPOSITORY / "docs" / "examples.md"
 
+STARTS_RANKS = "tnt.run("
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 Shell = Callable[..., Any]
@@ -63,6 +67,31 @@ def as_tested(command: str) -> tuple[str, bool]:
     if command == "python -m build":  # test_release.py builds, and installs the result
         return f"{command} --version", True
     return command, False
+
+
+def examples() -> dict[str, str]:
+    """The examples in docstrings, as scripts, by name; those with prompts also check the output."""
+    found = {}
+    for path in sorted((REPOSITORY / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                continue
+            text = ast.get_docstring(node) or ""
+            name = f"{path.stem}_{node.name}.py"
+            for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+                found[name] = block
+            if ">>> import tarantella" in text:
+                found[name] = CHECK_PROMPTS.format(text=text, name=name)
+    return found
+
+
+CHECK_PROMPTS = """\
+import doctest
+
+text = {text!r}
+test = doctest.DocTestParser().get_doctest(text, {{}}, {name!r}, None, 0)
+assert doctest.DocTestRunner().run(test).failed == 0
+"""
 
 
 def file_name(block: str) -> str:
@@ -121,14 +150,14 @@ def test_command(command: str, shell: Shell, folder: Path, request: pytest.Fixtu
     assert "does not provide the extra" not in finished.output
 
 
-def blocks_for_ranks() -> list[str]:
-    """The names of the Python blocks that run on ranks; one that starts ranks itself does not."""
-    return [file_name(block) for block in blocks("python") if "tnt.run(" not in block]
-
-
-def test_block_that_starts_ranks_is_run_by_a_command() -> None:
-    names = {file_name(block) for block in blocks("python")} - set(blocks_for_ranks())
-    assert {f"python {name}" for name in names} <= set(commands())
+def test_python_that_starts_ranks_is_run_by_a_command() -> None:
+    """It cannot run on ranks itself. An example in a docstring is one that a page has, too."""
+    starting = [block for block in blocks("python") if STARTS_RANKS in block]
+    assert {f"python {file_name(block)}" for block in starting} <= set(commands())
+    in_docstrings = [text for text in examples().values() if STARTS_RANKS in text]
+    assert {text.strip() for text in in_docstrings} <= {
+        block.partition("\n")[2].strip() for block in starting
+    }
 
 
 # TensorFlow takes seconds to load, so one process runs the blocks one after the other.
@@ -148,16 +177,28 @@ for name in sys.argv[1:]:
 def blocks_on_two_ranks(
     printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """The output of all Python blocks on two ranks."""
+    """The output of all Python blocks, and of the examples in docstrings, on two ranks."""
     folder = tmp_path_factory.mktemp("blocks")
-    for block in blocks("python"):
-        (folder / file_name(block)).write_text(block)
+    scripts = {file_name(block): block for block in blocks("python")} | examples()
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
     (folder / "run_all.py").write_text(RUN_ALL)
-    return printed_on_two_ranks(folder, "run_all.py", *blocks_for_ranks(), timeout=600)
+    on_ranks = [name for name, text in scripts.items() if STARTS_RANKS not in text]
+    return printed_on_two_ranks(folder, "run_all.py", *on_ranks, timeout=600)
 
 
-@pytest.mark.parametrize("name", blocks_for_ranks())
+@pytest.mark.parametrize(
+    "name", [file_name(block) for block in blocks("python") if STARTS_RANKS not in block]
+)
 def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
+    for rank in (0, 1):
+        assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, text in examples().items() if STARTS_RANKS not in text]
+)
+def test_example_of_a_docstring_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
 

@@ -18,7 +18,7 @@ _OTHER_NAMES = {
     "devices_per_node": "ranks",
     "hostfile": "hosts",
 }
-_COMMAND_LINE_ONLY = ("cleanup", "force", "dry_run")
+_COMMAND_LINE_ONLY = ("cleanup", "completion", "dry_run", "force")
 
 
 def arguments_for(options: Mapping[str, Any], others: tuple[str, ...]) -> list[str]:
@@ -31,14 +31,14 @@ def arguments_for(options: Mapping[str, Any], others: tuple[str, ...]) -> list[s
     known = _by_keyword()
     arguments: list[str] = []
     for keyword, value in options.items():
+        if keyword in _COMMAND_LINE_ONLY:
+            raise InputError(f"{keyword} is an option of the command only, not of tnt.run.")
         if keyword not in known:
             close = difflib.get_close_matches(keyword, [*known, *others], 1)
             hint = f"Did you mean {close[0]}?" if close else "See tarantella --help."
             raise InputError(f"{keyword} is not an option of tnt.run. {hint}")
         if keyword in _OTHER_NAMES:
             raise InputError(f"{keyword} is not an option of tnt.run: use {_OTHER_NAMES[keyword]}.")
-        if keyword in _COMMAND_LINE_ONLY:
-            raise InputError(f"{keyword} is an option of the command only, not of tnt.run.")
         if value is not None:
             arguments += _words(keyword, *known[keyword], value)
     return arguments

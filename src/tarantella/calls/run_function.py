@@ -42,13 +42,23 @@ def run(
     and use modules that you have imported; it gets copies of all of these.
 
     ```python
-    def train(epochs):
-        model = tnt.Model(keras.Sequential([keras.layers.Dense(1)]))
-        model.compile(optimizer="sgd", loss="mse")
-        model.fit(x, y, epochs=epochs)
-        return model
+    import numpy as np
 
-    model = tnt.run(train, args=(3,), ranks=2)
+    import tarantella as tnt
+
+    x = np.random.default_rng(1).normal(size=(1000, 8))
+
+
+    def train(epochs):
+        import keras
+
+        model = tnt.Model(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+        model.compile(optimizer="adam", loss="mse")
+        return model.fit(x, x.sum(axis=1), batch_size=64, epochs=epochs, verbose=2).history
+
+
+    history = tnt.run(train, args=(3,), ranks=2, no_gpu=True)
+    print(history["loss"])
     ```
 
     Args:
