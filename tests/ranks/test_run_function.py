@@ -38,9 +38,7 @@ def test_closure_runs_on_ranks_and_the_master_returns(capsys: pytest.CaptureFixt
         return tnt.get_rank(), tnt.get_size(), tnt.allreduce(here[0] + number)
 
     assert run(add, 4) == (0, 2, 14)
-    shown = capsys.readouterr()
-    assert shown.out == "rank 0 prints ü\n"
-    assert shown.err == ""
+    assert capsys.readouterr().out == "rank 0 prints ü\n"
     assert run(add, 4, ranks=3, all_results=True) == [(rank, 3, 21) for rank in range(3)]
 
 
@@ -110,6 +108,11 @@ def test_result_that_cannot_be_pickled_is_explained() -> None:
 def test_rank_that_ends_is_named(end: Callable[[], None], message: str) -> None:
     with pytest.raises(RankError, match=message):
         run(end, ranks=1)
+
+
+def test_result_of_every_rank_is_one_of_every_rank() -> None:
+    with pytest.raises(RankError, match="Rank 1 has exited before the function returned"):
+        run(lambda: sys.exit() if tnt.get_rank() == 1 else 0, all_results=True)
 
 
 def test_run_inside_of_a_run_is_refused() -> None:

@@ -93,11 +93,13 @@ class Reply:
     """What became of a call on one rank.
 
     Attributes:
+        ranks: how many ranks there are
         content: what the function has returned or raised, as a pickle; empty: it cannot be pickled
         error: what was raised, in one line; empty if nothing was
         traceback: where
     """
 
+    ranks: int
     content: bytes
     error: str = ""
     traceback: str = ""

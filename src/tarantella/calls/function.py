@@ -42,7 +42,7 @@ def main() -> None:
         function, args = call.load()
         result = function(*args)
         if call.all_reply or world.is_master_rank():
-            _reply(Reply(_pickled(result)), descriptor)
+            _reply(Reply(world.get_size(), _pickled(result)), descriptor)
     except Exception as error:
         _reply(_raised(error), descriptor)
         with suppress(AttributeError):
@@ -80,7 +80,12 @@ def _pickled(result: Any) -> bytes:
 
 
 def _raised(error: Exception) -> Reply:
-    return Reply(pickled_error(error), failure.describe(error), failure.text_for_user(error))
+    return Reply(
+        world.get_size(),
+        pickled_error(error),
+        failure.describe(error),
+        failure.text_for_user(error),
+    )
 
 
 def _reply(reply: Reply, descriptor: int) -> None:

@@ -95,9 +95,7 @@ def run(
     status = run_command(arguments, names, [_SCRIPT], framed(call.packed()), replies.feed)
     if status != 0:
         raise replies.error(status)
-    if not all_results:
-        return replies.result(0)
-    return [replies.result(rank) for rank in range(replies.number_of_ranks)]
+    return replies.results() if all_results else replies.result(0)
 
 
 def _refuse_rank() -> None:
@@ -177,10 +175,6 @@ class _Replies:
         self._failure: Announcement | None = None
         self._reply_of_failed: Reply | None = None
 
-    @property
-    def number_of_ranks(self) -> int:
-        return len(self._received)
-
     def feed(self, data: bytes) -> None:
         """Take the next piece of what the command tells."""
         *lines, self._line = (self._line + data).split(b"\n")
@@ -201,10 +195,17 @@ class _Replies:
 
     def result(self, rank: int) -> Any:
         """What the function has returned on a rank."""
+        return _loaded(self._expected(rank).content, rank)
+
+    def results(self) -> list[Any]:
+        """What it has returned on each rank."""
+        return [self.result(rank) for rank in range(self._expected(0).ranks)]
+
+    def _expected(self, rank: int) -> Reply:
         reply = self._reply(rank)
         if reply is None:
             raise RankError(f"Rank {rank} has exited before the function returned.")
-        return _loaded(reply.content, rank)
+        return reply
 
     def error(self, status: int) -> Exception:
         """The error of a run that has ended with this exit status."""
