@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tarantella.cli import console
+from tarantella.cli import caller, console
 from tarantella.cli.check import (
     Findings,
     check,
@@ -60,12 +60,14 @@ _BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     _open_standard_streams()
+    caller.end_with_it()
     try:
         status = _main(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except InputError as error:
-        print(f"tarantella: {error}", file=sys.stderr)
+        if not caller.tell_refusal(error):
+            print(f"tarantella: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return 130

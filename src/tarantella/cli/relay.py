@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tarantella.cli import console, processes
+from tarantella.cli import caller, console, processes
 from tarantella.cli.launcher_messages import LauncherMessages
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
@@ -26,7 +26,15 @@ from tarantella.cli.signals import Stopped
 from tarantella.cli.stalls import Stalls
 from tarantella.cli.streams import Passage, StreamFilter
 from tarantella.runtime import times
-from tarantella.runtime.announce import LEAVES, PRINTED, Announcement, line_start, parse
+from tarantella.runtime.announce import (
+    ASKS,
+    LEAVES,
+    PRINTED,
+    REPLIES,
+    Announcement,
+    line_start,
+    parse,
+)
 
 _PIECE = 1 << 16
 _PIPE_SIZE = 1 << 20  # bytes; the most that Linux gives to every user
@@ -229,6 +237,10 @@ class OutputRelay:
             # A rank that uses up its time is then killed, and its announcement has to arrive.
             patience = news.status + times.TIME_FOR_RANKS_TO_END
             self._deadline = max(self._deadline, time.monotonic() + patience)
+        if news.kind == ASKS:
+            caller.send_piece(self._process, news.status)
+        if news.kind == REPLIES:
+            caller.tell(news)
         if news.kind == PRINTED:
             self._show(news.stream, self._lines.add(news))
 

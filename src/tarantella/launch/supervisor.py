@@ -31,6 +31,7 @@ from tarantella.launch.rank_output import RankOutput
 from tarantella.runtime import launcher, memory, times
 from tarantella.runtime.announce import (
     ALIVE,
+    CALLER,
     ENDED,
     FAILED,
     HEARTBEAT,
@@ -138,8 +139,9 @@ def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[i
         die_with(parent, signal.SIGKILL)
         # A shell script that has started us with & has it ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # mpiexec gives some ranks an input that never ends: reading it would block forever.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if rank != 0 or CALLER not in os.environ:  # `tnt.run` sends the master rank a function
+            # mpiexec gives some ranks an input that never ends: reading it would block forever.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, pipe in enumerate(pipes, 1):
             os.dup2(pipe, stream)
         os.execvp(command[0], command)

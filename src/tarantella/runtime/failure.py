@@ -25,6 +25,8 @@ from tarantella.runtime.announce import FAILED, Announcement, announce, is_run_b
 
 INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
 BAD_INPUT = 2
+# An exception with this attribute is raised again where `tnt.run` was called, and shown there.
+SENT_TO_CALLER = "_tnt_sent_to_caller"
 
 # TensorFlow starts a page of text with this, and has the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
@@ -110,6 +112,8 @@ def show(error: BaseException) -> None:
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
+    elif getattr(error, SENT_TO_CALLER, False):
+        return
     elif is_ours(error):
         show_for_user(error)
     elif memory.shortage_in(error):
@@ -121,12 +125,22 @@ def show(error: BaseException) -> None:
 
 def show_for_user(error: BaseException) -> None:
     """Print the user's part of the traceback, and the message."""
+    print(text_for_user(error), end="", file=sys.stderr)
+
+
+def text_for_user(error: BaseException) -> str:
+    """The traceback without our own frames, and the message; of our errors, the user's part."""
+    if not is_ours(error):
+        trace = _without_start(error.__traceback__)
+        return "".join(traceback.format_exception(type(error), error, trace))
     report = traceback.TracebackException.from_exception(error)
-    report.__cause__ = report.__context__ = None
+    if not (error.__cause__ and is_ours(error.__cause__)):  # that of a rank, from `tnt.run`
+        report.__cause__ = None
+    report.__context__ = None
     report.stack = traceback.StackSummary.from_list(
         [frame for frame in report.stack if not _is_inside(frame.filename)]
     )
-    print("".join(report.format()), end="", file=sys.stderr)
+    return "".join(report.format())
 
 
 def _show_lines_of_user(error: BaseException) -> None:
@@ -207,6 +221,7 @@ def _is_inside(filename: str) -> bool:
 
 def _without_start(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's script on, without the frames that started it."""
-    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "launch":
+    starting = (_PACKAGE / "launch", _PACKAGE / "calls")
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent in starting:
         trace = trace.tb_next
     return trace
