@@ -59,10 +59,19 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _read_page(text: str) -> str:
+    if not text.lower().endswith((".html", ".htm")):  # it may well be the script
+        raise ArgumentTypeError(
+            f"{text!r} does not end in .html: name a file for a browser, as in --report run.html"
+        )
+    return text
+
+
 _RANKS = TextFormat("a number of ranks, 1 or more", _read_ranks)
 _TEXT = TextFormat("a name", str)
 _VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
 _INTERPRETER = TextFormat("a command line", _read_interpreter)
+_PAGE = TextFormat("the name of an HTML file", _read_page)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +129,17 @@ class Options(Configuration):
             "environment variables for every rank",
             metavar="K=V",
             repeats=True,
+        ),
+    )
+    report: str = setting(
+        "",
+        _PAGE,
+        option=Option(
+            ("--report",),
+            Group.OUTPUT,
+            "write a report to look at in a browser, while the run goes on: one file, with figures "
+            "(needs Plotly)",
+            metavar="FILE.html",
         ),
     )
     progress: bool = setting(
