@@ -1,12 +1,18 @@
-"""A real browser without a window, driven through its DevTools protocol over two pipes."""
+"""A real browser without a window, driven through its DevTools protocol over two pipes.
+
+To look at a page as the tests see it, `python tests/unit/chromium.py run.html` saves pictures of
+it on a phone and on a desktop, light and dark.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PATIENCE = 120  # seconds, for a machine that is busy with other things
 
 
 def find_chromium() -> str | None:
@@ -96,6 +103,8 @@ class Chromium:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._received:
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+            assert ready, "the browser does not answer"
             piece = os.read(self._answers, 1 << 16)
             assert piece, "the browser has ended"
             self._received += piece
@@ -132,6 +141,7 @@ def run_chromium() -> Iterator[Chromium]:
             [
                 *(program, "--headless", "--remote-debugging-pipe", f"--user-data-dir={profile}"),
                 *("--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
+                "--disable-dev-shm-usage",  # it is small in containers
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -148,3 +158,11 @@ def run_chromium() -> Iterator[Chromium]:
             os.close(commands)
             os.close(answers)  # which also ends it
             process.wait(10)
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    with run_chromium() as chromium:
+        for wide, is_dark in ((390, False), (390, True), (1280, False), (1280, True)):
+            chromium.open(page, wide, is_dark, phone=wide == 390)
+            chromium.screenshot(page.with_suffix(f".{wide}{'-dark' if is_dark else ''}.png"))

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tarantella.cli.report.series import course, totals
 from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.runtime import times
 from tarantella.runtime.announce import EPOCH, MEASURED, Announcement
-from tarantella.runtime.meter import CALLBACKS, COMPUTE, EVALUATION, INPUT, SUMS
+from tarantella.runtime.meter import CALLBACKS, COMPUTE, EVALUATION, INPUT, PARTS, SUMS
 
 SPAN = 5.0  # seconds between two announcements of a rank
 STEPS = 50  # in that time
@@ -130,6 +131,15 @@ def test_numbers_over_time_are_those_that_ranks_measured(clock: Clock) -> None:
     assert figures["Peak memory so far"].data[1]["y"] == pytest.approx([701.0] * 40)
     parts = {trace["name"]: trace["x"] for trace in figures["The parts of a step"].data}
     assert parts["waiting for sums"] == pytest.approx([30.0, 10.0])
+
+
+def test_a_part_keeps_its_colour_when_another_is_left_out(clock: Clock) -> None:
+    record = started(1)
+    measure(record, clock)
+    span = replace(totals(record)[0], parts=dict.fromkeys(PARTS, 0.0) | {COMPUTE: 1.0, SUMS: 1.0})
+    [of_step, _] = part_figures({0: span}, frozenset({INPUT}))
+    assert of_step.legend == {"compute": "var(--c1)", "waiting for sums": "var(--c2)"}
+    assert of_step.note == "Here, input cannot be told apart from compute."
 
 
 def test_many_ranks_are_a_band_their_median_and_the_slowest(clock: Clock) -> None:

@@ -141,8 +141,9 @@ def _run_with_restarts(
         record.end(end.message or _stopped(end.status))
         if not (settings.quiet or stop_signals.received) and (text := summary(record)):
             console.show(text)
-    except (InputError, Stopped) as error:
-        record.end(_stopped(128 + error.number) if isinstance(error, Stopped) else str(error))
+    except BaseException as error:
+        by_signal = _stopped(128 + error.number) if isinstance(error, Stopped) else ""
+        record.end(by_signal or str(error) or repr(error))
         raise
     finally:
         if report is not None:

@@ -55,12 +55,12 @@ class Figure:
     @property
     def legend(self) -> dict[str, str]:
         """The names in the figure, and the colour of each for a style sheet; empty for only one."""
-        if len(self.data) < 2:
-            return {}
-        return {
+        names = {
             trace["name"]: trace.get("fillcolor", f"var(--c{index})")
             for index, trace in enumerate(self.data)
+            if trace.get("visible", True)
         }
+        return names if len(names) > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,12 @@ def _bars(
         {
             "type": "bar",
             "name": part,
+            "visible": any(values),  # a part keeps its colour, even if others are left out
             "orientation": "h" if lying else "v",
             "x": _rounded(values) if lying else places,
             "y": places if lying else _rounded(values),
         }
         for part, values in parts.items()
-        if any(values)
     ]
     values_axis = {"title": _title(label), "rangemode": "tozero"}
     if lying:
