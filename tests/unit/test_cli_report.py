@@ -210,6 +210,18 @@ def test_no_text_of_a_user_becomes_part_of_the_page(clock: Clock) -> None:
     assert json.loads(content)[0]["layout"]["yaxis"]["title"]["text"] == "&lt;/script&gt;&lt;b&gt;"
 
 
+def test_values_of_variables_are_not_in_the_page(clock: Clock) -> None:
+    """They may be keys, and a report is sent to others."""
+    own = ("-n", "1", "-x", "API_KEY=secret", "B=secret too", "--stall-timeout=60", "-xC=secret")
+    script = ("train.py", "rate=0.1")
+    record = started(1)
+    record.options, record.script = (*own, "--", *script), script
+    text = html(record)
+    assert "secret" not in text
+    line = "tarantella -n 1 -x API_KEY=... B=... --stall-timeout=60 -xC=... -- train.py rate=0.1"
+    assert f"<code>{line}</code>" in text
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
     if find_chromium() is None:

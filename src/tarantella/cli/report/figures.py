@@ -25,7 +25,6 @@ _PARTS = {
     CALLBACKS: "callbacks",
     EVALUATION: "evaluation",
 }
-_MOST_METRICS = 40
 _MOST_MARKED_FITS = 12
 _FEW_POINTS = 30  # that few are marked, as one alone makes no line
 # More bars than this stand side by side; fewer lie one below the other, with room for names.
@@ -82,7 +81,7 @@ def metric_figures(epochs: Sequence[Epoch]) -> list[Figure]:
     names = dict.fromkeys(name for epoch in epochs for name in epoch.logs)
     own = [name for name in names if not (name.startswith("val_") and name[4:] in names)]
     own.sort(key=lambda name: name != "loss")
-    return [_metric_figure(name, epochs) for name in own[:_MOST_METRICS]]
+    return [_metric_figure(name, epochs) for name in own]
 
 
 def _metric_figure(name: str, epochs: Sequence[Epoch]) -> Figure:

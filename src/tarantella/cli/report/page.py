@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from tarantella.runtime.words import count, duration, memory, rate
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
+_VARIABLE = re.compile(r"^((?:-x=?)?[A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
 _MOST_ROWS_SHOWN = 16  # more of them are there, but folded up
 
 
@@ -212,7 +214,7 @@ def _ranks(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
 
 def _run(record: RunRecord) -> list[str]:
     rows = {
-        "command": shlex.join(["tarantella", *record.options]),
+        "command": _command(record),
         "hosts": ", ".join(dict.fromkeys(record.ranks.hosts)),
         "sums": record.engine,
         "versions": ", ".join(f"{name} {text}" for name, text in record.versions.items()),
@@ -224,6 +226,13 @@ def _run(record: RunRecord) -> list[str]:
         if text
     )
     return ["<h2>The run</h2>", f"<table><tbody>\n{body}\n</tbody></table>"]
+
+
+def _command(record: RunRecord) -> str:
+    """The command line, without the values of -x: they may be keys, and a report is for others."""
+    own = record.options[: len(record.options) - len(record.script)]
+    shown = [_VARIABLE.sub(r"\1=...", word) for word in own]
+    return shlex.join(["tarantella", *shown, *record.script])
 
 
 def _folded(content: str, rows: int, name: str) -> str:
