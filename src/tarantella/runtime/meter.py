@@ -8,8 +8,7 @@ and nothing communicates.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from time import monotonic
 
@@ -21,6 +20,7 @@ SUMS = "sums"  # waiting for other ranks, in whatever part but evaluation
 CALLBACKS = "callbacks"  # on a single rank, all that `fit` does between steps
 EVALUATION = "evaluation"  # `evaluate` and `predict`, also within `fit`
 PARTS = (INPUT, COMPUTE, SUMS, CALLBACKS, EVALUATION)
+_ELSEWHERE = "elsewhere"  # in a thread that is not measured
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,29 @@ class Meter:
         self._background = 0.0
         self._sent = 0.0
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What is done in here is in this part. If several threads train, one is measured."""
-        thread = threading.get_ident()
-        if self._part is not None and self._thread != thread:
-            yield
-            return
-        self._thread, before = thread, self._part
-        self.switch(name)
-        try:
-            yield
-        finally:
-            self.switch(before)
+    def part(self, name: str) -> _InPart:
+        """What is done in here is in this part; also a decorator of a function."""
+        return _InPart(self, name)
 
-    def callbacks(self) -> AbstractContextManager[None]:
+    def callbacks(self) -> _InPart:
         """What is done in here is done by callbacks; those of an evaluation belong to it."""
-        return self.part(EVALUATION if self._part == EVALUATION else CALLBACKS)
+        return _InPart(self, EVALUATION if self._part == EVALUATION else CALLBACKS)
 
-    def switch(self, part: str | None) -> None:
-        """From now on, this rank is in another part."""
+    def enter(self, part: str) -> str | None:
+        """Begins a part, and returns the one before; `_ELSEWHERE` if another thread is measured."""
+        thread = threading.get_ident()
+        if self._part is None:
+            self._thread = thread
+        elif self._thread != thread:
+            return _ELSEWHERE
+        return self.switch(part)
+
+    def switch(self, part: str | None) -> str | None:
+        """From now on, this rank is in another part; returns the one before."""
         with self._lock:
             self._add_up()
-            self._part = part
+            before, self._part = self._part, part
+        return before
 
     def next_input(self) -> None:
         """The step of a custom training loop has ended, and it waits for the next data."""
@@ -121,6 +121,25 @@ class Meter:
             self._parts[SUMS] += for_others
             self._parts[self._part] += elapsed - for_others
         self._since, self._waited, self._background = now, waited, 0.0
+
+
+class _InPart(ContextDecorator):
+    """See `Meter.part`. A class, since generators take three times as long."""
+
+    def __init__(self, meter: Meter, part: str) -> None:
+        self._meter = meter
+        self._part = part
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        self._before = self._meter.enter(self._part)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != _ELSEWHERE:
+            self._meter.switch(self._before)
+
+    def _recreate_cm(self) -> _InPart:  # each call of a decorated function has its own
+        return _InPart(self._meter, self._part)
 
 
 METER = Meter()

@@ -198,13 +198,14 @@ def part_figures(totals: Mapping[int, Span], unseen: Collection[str]) -> list[Fi
         totals: what each rank did
         unseen: parts that cannot be told apart from computing
     """
+    names = _PARTS | ({SUMS: "other waits"} if SUMS in unseen else {})
     hidden = " and ".join(_PARTS[part] for part in PARTS if part in unseen)
     note = f"Here, {hidden} cannot be told apart from compute." if hidden else ""
     figures = []
     trained = {rank: total for rank, total in totals.items() if total.steps}
     if trained:
         parts = {
-            _PARTS[part]: [1000 * each.parts[part] / each.steps for each in trained.values()]
+            names[part]: [1000 * each.parts[part] / each.steps for each in trained.values()]
             for part in PARTS
             if part != EVALUATION
         }
@@ -212,10 +213,10 @@ def part_figures(totals: Mapping[int, Span], unseen: Collection[str]) -> list[Fi
     if totals:
         unit = _Time.for_length(max(total.seconds for total in totals.values()))
         parts = {
-            _PARTS[part]: [each.parts[part] / unit.seconds for each in totals.values()]
+            names[part]: [each.parts[part] / unit.seconds for each in totals.values()]
             for part in PARTS
         }
-        parts["everything else"] = [
+        parts["other"] = [
             max(0.0, each.seconds - sum(each.parts.values())) / unit.seconds
             for each in totals.values()
         ]
