@@ -24,7 +24,9 @@ _fits = count(1)
 
 def measured_function(function: Any, model: Any) -> Any:
     """The same function of training steps, measured if the command wants to know."""
-    if not run_report.is_wanted() or isinstance(function, MeasuredFunction):
+    if function is None or isinstance(function, MeasuredFunction):
+        return function  # a user's `make_train_function` has made none; or it is measured already
+    if not run_report.is_wanted():
         return function
     return MeasuredFunction(function, model)
 
