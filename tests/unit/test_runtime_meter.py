@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tarantella.runtime import watch
-from tarantella.runtime.meter import CALLBACKS, COMPUTE, EVALUATION, INPUT, SUMS, Meter
+from tarantella.runtime.meter import CALLBACKS, COMPUTE, EVALUATION, INPUT, STEPS, SUMS, Meter
 
 
 class Clock:
@@ -64,6 +64,30 @@ def test_tracing_is_not_input(clock: Clock) -> None:
         meter.note_input()
         clock.passes(1)
     assert parts(meter) == {COMPUTE: 6}
+
+
+def test_steps_of_which_nobody_knows_wait_as_long_as_those_before(clock: Clock) -> None:
+    meter = Meter()
+    with meter.part(STEPS):  # the first one
+        meter.note_tracing()
+        clock.passes(100)
+        meter.note_input()
+    assert parts(meter) == {COMPUTE: 100}
+    for waited in (2, 4):
+        with meter.part(STEPS):
+            clock.passes(waited)
+            meter.note_input()
+            meter.note_samples(8)
+            clock.passes(10)
+    assert parts(meter) == {INPUT: 6, COMPUTE: 120}
+    for seconds in (10, 1):  # 3 of them for data, if it takes that long
+        with meter.part(STEPS):
+            clock.passes(seconds / 2)
+            meter.totals()
+            clock.passes(seconds / 2)
+    assert parts(meter) == {INPUT: 10, COMPUTE: 127}
+    meter.note_samples(8)  # of an evaluation, or a custom loop, which notes its own
+    assert meter.totals().samples == 16
 
 
 def test_a_wait_while_gradients_are_computed_costs_nothing(clock: Clock) -> None:

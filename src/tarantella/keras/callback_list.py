@@ -30,7 +30,7 @@ from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
 from tarantella.keras import master_weights
 from tarantella.keras.callback_agreement import CommonCallbacks
-from tarantella.runtime import messages, world
+from tarantella.runtime import messages, watch, world
 from tarantella.runtime.meter import METER
 
 
@@ -154,6 +154,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             super().on_predict_end(logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("train_batch_begin"):
             super().on_train_batch_begin(batch, logs)
 
@@ -162,6 +163,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             super().on_train_batch_end(batch, logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("test_batch_begin"):
             super().on_test_batch_begin(batch, logs)
 
@@ -170,6 +172,7 @@ class RankCallbacks(keras.callbacks.CallbackList):
             super().on_test_batch_end(batch, logs)
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("predict_batch_begin"):
             super().on_predict_batch_begin(batch, logs)
 

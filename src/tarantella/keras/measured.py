@@ -15,7 +15,7 @@ from tarantella.data.batch_size import find_batch_size
 from tarantella.internals import keras as internals
 from tarantella.keras.callback_agreement import followed_by
 from tarantella.runtime import run_report, world
-from tarantella.runtime.meter import CALLBACKS, COMPUTE, INPUT, METER
+from tarantella.runtime.meter import CALLBACKS, COMPUTE, INPUT, METER, STEPS
 
 _BATCH_SIZE_OF_KERAS = 32  # for arrays, by default
 
@@ -55,7 +55,7 @@ class MeasuredFunction:
 
     def __call__(self, data: Any) -> Any:
         if world.get_size() > 1 and isinstance(data, tf.data.Iterator):
-            with METER.part(INPUT):  # until `step_agreement` has the data of a step
+            with METER.part(STEPS):  # `step_agreement` knows when data have arrived
                 return self._function(data)
         with METER.part(COMPUTE):
             results = self._function(data)

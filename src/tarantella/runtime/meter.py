@@ -2,7 +2,8 @@
 
 The parts change when a function of steps is called, when its data have arrived, and when it
 returns; waiting for other ranks is taken out of the part that it happens in. No tensor is read,
-and nothing communicates.
+and nothing communicates. Ranks that compare only some of their batches (`step_agreement`) know
+only then when data have arrived: what these steps waited is assumed for those in between.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ SUMS = "sums"  # waiting for other ranks, in whatever part but evaluation
 CALLBACKS = "callbacks"  # on a single rank, all that `fit` does between steps
 EVALUATION = "evaluation"  # `evaluate` and `predict`, also within `fit`
 PARTS = (INPUT, COMPUTE, SUMS, CALLBACKS, EVALUATION)
+STEPS = "steps"  # a function of steps, on several ranks: `INPUT`, and then `COMPUTE`
+_WEIGHT_OF_LAST = 0.5  # in the average of how long steps wait for their data
 _ELSEWHERE = "elsewhere"  # in a thread that is not measured
 
 
@@ -52,6 +55,10 @@ class Meter:
         # Sums in the background: waits since the last gradients were sent, and when that was.
         self._background = 0.0
         self._sent = 0.0
+        # When a function of steps was called, when its data arrive, and what that usually takes.
+        self._called: float | None = None
+        self._arrival = 0.0
+        self._usual_wait: float | None = None
 
     def part(self, name: str) -> _InPart:
         """What is done in here is in this part; also a decorator of a function."""
@@ -68,13 +75,19 @@ class Meter:
             self._thread = thread
         elif self._thread != thread:
             return _ELSEWHERE
-        return self.switch(part)
+        before = self.switch(part)
+        if part == STEPS:
+            self._called = self._since
+            self._arrival = self._since + (self._usual_wait or 0.0)
+        return before
 
     def switch(self, part: str | None) -> str | None:
         """From now on, this rank is in another part; returns the one before."""
         with self._lock:
             self._add_up()
             before, self._part = self._part, part
+        if part != COMPUTE:
+            self._called = None
         return before
 
     def next_input(self) -> None:
@@ -84,12 +97,27 @@ class Meter:
 
     def note_tracing(self) -> None:
         """A step is being traced: this rank does not wait for its data yet."""
-        self.note_input()
+        if self._part in (INPUT, STEPS):
+            self._arrival = self._since
+            self.switch(COMPUTE)
 
     def note_input(self) -> None:
         """The data of a step are there."""
-        if self._part == INPUT:
+        if self._part == STEPS and self._called is not None:
+            self._arrival = monotonic()
+            waited, usual = self._arrival - self._called, self._usual_wait
+            self._usual_wait = (
+                waited if usual is None else usual + _WEIGHT_OF_LAST * (waited - usual)
+            )
+        if self._part in (INPUT, STEPS):
             self.switch(COMPUTE)
+
+    def note_samples(self, samples: int, steps: int = 1) -> None:
+        """A function of steps has got the data of some, with this many samples of this rank."""
+        if self._called is not None:
+            with self._lock:
+                self._steps += steps
+                self._samples += samples
 
     def note_step(self, samples: int, steps: int = 1) -> None:
         """Training steps are taken, with this many samples of this rank."""
@@ -119,7 +147,13 @@ class Meter:
             if self._part != EVALUATION:
                 for_others = min(waited - self._waited + self._background, elapsed)
             self._parts[SUMS] += for_others
-            self._parts[self._part] += elapsed - for_others
+            own = elapsed - for_others
+            if self._part == STEPS:
+                for_data = min(max(self._arrival - self._since, 0.0), own)
+                self._parts[INPUT] += for_data
+                self._parts[COMPUTE] += own - for_data
+            else:
+                self._parts[self._part] += own
         self._since, self._waited, self._background = now, waited, 0.0
 
 
