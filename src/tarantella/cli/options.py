@@ -73,7 +73,7 @@ _NAME = TextFormat("a name", str)
 _HOSTFILE = TextFormat("the name of a file", str, path="file")
 _VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
 _INTERPRETER = TextFormat("a command line", _read_interpreter)
-_PAGE = TextFormat("the name of an HTML file", _read_page)
+_PAGE = TextFormat("the name of an HTML file", _read_page, path="file")
 
 
 @dataclass(frozen=True, kw_only=True)
