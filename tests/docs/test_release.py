@@ -99,7 +99,7 @@ def test_the_wheel_has_the_package_and_nothing_else(archives: Path) -> None:
     ours = {
         str(path.relative_to(REPOSITORY / "src"))
         for path in (REPOSITORY / "src" / "tarantella").rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".css", ".js") or path.name == "py.typed"
     }
     assert {name for name in names if ".dist-info/" not in name} == ours
 
@@ -122,8 +122,9 @@ def test_the_wheel_runs_in_an_environment_of_its_own(
         "MPI4PY_LIBMPI": f"{sys.prefix}/lib/libmpi.so.12",
     }
     assert shell("tarantella --version", **where).output == f"tarantella {VERSION}\n"
-    ran = shell("tarantella -n 2 --no-gpu -- script.py", **where)
+    ran = shell("tarantella -n 2 --no-gpu --report run.html -- script.py", **where)
     assert ran.status == 0, ran.output
+    assert "Succeeded." in (tmp_path / "run.html").read_text()
     assert f"2 {tmp_path}/env/" in ran.output
 
 

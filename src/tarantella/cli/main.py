@@ -35,6 +35,7 @@ from tarantella.cli.network import check_interface, find_interfaces, find_rdma_d
 from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, make_plan
 from tarantella.cli.remote import is_here
+from tarantella.cli.report.report_file import ReportFile
 from tarantella.cli.run import RunEnd, RunIdentity, run
 from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
@@ -100,8 +101,13 @@ def _main(arguments: Sequence[str]) -> int:
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
-        record = RunRecord(options.program, tuple(arguments), files=_files(settings))
-        return _run_with_restarts(options, settings, environ, allocation, stop_signals, record)
+        record = RunRecord(options.program, tuple(arguments), files=_files(options, settings))
+        report = None
+        if options.report:
+            report = ReportFile(options.report, record, lambda text: _warn([text], settings))
+        return _run_with_restarts(
+            options, settings, environ, allocation, stop_signals, record, report
+        )
 
 
 def _run_with_restarts(
@@ -111,6 +117,7 @@ def _run_with_restarts(
     allocation: Allocation | None,
     stop_signals: StopSignals,
     record: RunRecord,
+    report: ReportFile | None,
 ) -> int:
     restarts = 0
     identity = RunIdentity()
@@ -128,6 +135,7 @@ def _run_with_restarts(
                 may_lose_hosts,
                 identity,
                 record,
+                report,
             )
             reminders = end.reminders
             is_final = end.status in (0, BAD_INPUT) or stop_signals.received
@@ -138,10 +146,16 @@ def _run_with_restarts(
             restarts += 1
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
-        record.end(end.message)
+        record.end(end.message or _stopped(end.status))
         if not (settings.quiet or stop_signals.received) and (text := summary(record)):
             console.show(text)
+    except BaseException as error:
+        by_signal = _stopped(128 + error.number) if isinstance(error, Stopped) else ""
+        record.end(by_signal or str(error) or repr(error))
+        raise
     finally:
+        if report is not None:
+            report.finish()
         _warn(reminders, settings)
     if end.message:
         console.show(end.message)  # the last line says what failed
@@ -157,6 +171,7 @@ def _run(
     may_lose_hosts: bool,
     identity: RunIdentity,
     record: RunRecord,
+    report: ReportFile | None,
 ) -> RunEnd:
     """Plan the ranks and run them once."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
@@ -199,8 +214,16 @@ def _run(
         _make_folder(options.output_dir)
     record.begin(_ranks(plan))
     observers = _observers(options, settings, plan, record)
-    end = run(command, environ, stop_signals, identity, record, observers)
+    if report is not None:
+        report.write()
+    update = report.update if report is not None else None
+    end = run(command, environ, stop_signals, identity, record, observers, update)
     return replace(end, reminders=plan.reminders + end.reminders)
+
+
+def _stopped(status: int) -> str:
+    """What a run was ended by, given its exit status; empty if it was not."""
+    return f"ended by {signal.Signals(status - 128).name}." if status > 128 else ""
 
 
 def _ranks(plan: Plan) -> Ranks:
@@ -229,9 +252,10 @@ def _observers(
     return observers
 
 
-def _files(settings: Configuration) -> dict[str, str]:
+def _files(options: Options, settings: Configuration) -> dict[str, str]:
     """The files that a run is to write, by the options that ask for them."""
     files = {"--timeline": settings.timeline, "--output-dir": settings.output_dir}
+    files |= {"--report": options.report}
     return {option: name for option, name in files.items() if name}
 
 

@@ -60,11 +60,20 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _read_page(text: str) -> str:
+    if not text.lower().endswith((".html", ".htm")):  # it may well be the script
+        raise ArgumentTypeError(
+            f"{text!r} does not end in .html: name a file for a browser, as in --report run.html"
+        )
+    return text
+
+
 _RANKS = TextFormat("a number of ranks, 1 or more", _read_ranks)
 _NAME = TextFormat("a name", str)
 _HOSTFILE = TextFormat("the name of a file", str, path="file")
 _VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
 _INTERPRETER = TextFormat("a command line", _read_interpreter)
+_PAGE = TextFormat("the name of an HTML file", _read_page, path="file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +133,17 @@ class Options(Configuration):
             "environment variables for every rank",
             metavar="K=V",
             repeats=True,
+        ),
+    )
+    report: str = setting(
+        "",
+        _PAGE,
+        option=Option(
+            ("--report",),
+            Group.OUTPUT,
+            "write a report to look at in a browser, while the run goes on: one file, with figures "
+            "(needs Plotly)",
+            metavar="FILE.html",
         ),
     )
     progress: bool = setting(

@@ -68,6 +68,7 @@ class OutputRelay:
         stalls: is told which ranks wait
         record: keeps the warnings
         observers: are told all that ranks announce
+        update: is called every second or so
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class OutputRelay:
         stalls: Stalls,
         record: RunRecord,
         observers: Sequence[Callable[[Announcement], None]] = (),
+        update: Callable[[], None] | None = None,
     ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -87,6 +89,7 @@ class OutputRelay:
         self._stalls = stalls
         self._record = record
         self._observers = observers
+        self._update = update
         self._run_id = run_id
         self._started = self._looked = time.monotonic()
         self._hosts = dict(enumerate(command.hosts))
@@ -165,6 +168,8 @@ class OutputRelay:
             self._outcome.hear_silence(times.HOST_IS_DEAD)
             if now - self._started > times.TIME_TO_START:
                 self._outcome.hear_no_start(self._hosts, times.TIME_TO_START)
+        if self._update is not None and not self._is_ending():
+            self._update()
 
     def _show_held(self) -> None:
         for descriptor, stream in self._filters.items():

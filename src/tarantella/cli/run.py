@@ -64,6 +64,7 @@ def run(
     identity: RunIdentity,
     record: RunRecord,
     observers: Sequence[Callable[[Announcement], None]] = (),
+    update: Callable[[], None] | None = None,
 ) -> RunEnd:
     """Start the ranks and wait until they end.
 
@@ -74,6 +75,7 @@ def run(
         identity: of the run
         record: what is kept of it
         observers: are told all that ranks announce
+        update: is called every second or so
     """
     settings = read_configuration({**environ, **command.environment})
     shows_warnings = settings.log_level != "ERROR"
@@ -91,7 +93,9 @@ def run(
         preexec_fn=lambda: die_with(own_pid, signal.SIGTERM),
     )
     outcome = Outcome(len(command.hosts), command.runs_script)
-    relay = OutputRelay(process, outcome, identity.run_id, command, stalls, record, observers)
+    relay = OutputRelay(
+        process, outcome, identity.run_id, command, stalls, record, observers, update
+    )
     status = None
     try:
         stop_signals.arm()

@@ -97,6 +97,18 @@ GAP_OF_STOPPED_COMMAND = 3 * CLOCK_CHECK_INTERVAL
 assert OUTPUT_PAUSE < CLOCK_CHECK_INTERVAL
 assert TIME_FOR_CAUSE + CLOCK_CHECK_INTERVAL < TIME_TO_END_TOGETHER  # the clock shows both late
 
+# --- The report of a run (--report) -----------------------------------------------------------
+
+# It is written again at most this often, as ranks tell no news more often ...
+SHORTEST_TIME_BETWEEN_PAGES = 5.0
+# ... and less often as the run gets older and a page changes less: after this part of its age,
+# but not so seldom that a reader would think that it has ended.
+PART_OF_AGE_BETWEEN_PAGES = 0.05
+LONGEST_TIME_BETWEEN_PAGES = 60.0
+# With many ranks, or on a slow file system, writing takes longer: this many times as long passes
+# before the next time, so that writing takes no more than half a percent of the command's time.
+WRITINGS_BETWEEN_PAGES = 200
+
 # --- The end of a run -------------------------------------------------------------------------
 
 # A run that is asked to end, on whatever hosts, is gone within this time, unless its script
