@@ -12,7 +12,17 @@ from pathlib import Path
 from types import ModuleType
 
 from tarantella.errors import InputError, TarantellaError
-from tarantella.runtime import ending, launcher, log, messages, servers, timeline, watch, world
+from tarantella.runtime import (
+    ending,
+    launcher,
+    log,
+    messages,
+    servers,
+    timeline,
+    trackers,
+    watch,
+    world,
+)
 from tarantella.runtime.announce import JOINED, JOINS, Announcement, announce
 from tarantella.runtime.configuration import Configuration, configuration
 from tarantella.runtime.launcher import Launch
@@ -43,6 +53,8 @@ def start_rank() -> None:
             has_mpi = True
     settings = _settings()
     log.configure(settings, world.get_rank(), world.get_size())
+    if has_mpi:
+        os.environ.update(trackers.variables_of_rank(world.get_rank(), settings))
     if has_mpi and world.get_size() > 1 and settings.stall_seconds:
         watch.start(world.get_rank(), settings.stall_seconds)
     if parent is None and (name := _timeline_of_master(settings)):
