@@ -23,4 +23,4 @@ COPY examples examples
 
 USER tarantella
 WORKDIR /home/tarantella
-CMD ["tarantella", "-n", "2", "--no-gpu", "--", "/opt/tarantella/examples/lenet5.py"]
+CMD ["tarantella", "-n", "2", "--no-gpu", "--", "/opt/tarantella/examples/quickstart.py"]

@@ -23,8 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-quickstart: $(VENV)/.run ## install, and train LeNet-5 on two ranks (needs no data)
-	$(BIN)/tarantella -n 2 --no-gpu -- examples/lenet5.py
+quickstart: $(VENV)/.run ## install, and train a small network on two ranks (needs no data)
+	$(BIN)/tarantella -n 2 --no-gpu -- examples/quickstart.py
 
 test: $(VENV)/.dev ## install, and run the tests (ARGS="-k name": only these)
 	$(BIN)/python tests/run.py $(ARGS)
@@ -33,7 +33,7 @@ test-gpu: ## the tests on GPUs, if there are any (ARGS="--device cpu": try them 
 	@$(MAKE) --no-print-directory VENV=$(GPU_VENV) $(GPU_VENV)/$(if $(HAS_GPU),.gpu,.dev)
 	$(GPU_VENV)/bin/python tests/gpu/run.py $(ARGS)
 
-test-versions: $(VENV)/.made ## run the quick start and tests with other versions of TensorFlow and Keras (ARGS=--help)
+test-versions: $(VENV)/.made ## run LeNet-5 and tests with other versions of TensorFlow and Keras (ARGS=--help)
 	$(BIN)/python tests/versions/run.py $(ARGS)
 
 cluster: $(VENV)/.dev ## open a shell on a small simulated cluster on this machine (ARGS=3: three hosts)

@@ -23,7 +23,7 @@ from common import compiled, is_rank, step_times, tarantella_on_ranks
 from overlap import hosts_on_slow_link, run_on_hosts
 
 TYPES = ("float32", "bfloat16", "float16")
-TARGET = 0.62  # a step over that with float32, for ResNet-50 on 1 Gbit/s
+TARGET = 1.6  # speed over that with float32, for ResNet-50 on 1 Gbit/s
 WARM_UP = 3
 SEEDS = 3
 
@@ -45,12 +45,12 @@ def main() -> None:
     print(f"Link of {options.gbit:g} Gbit/s.")
     for model, by_type in figures["steps"].items():
         for gradient_type, of_type in by_type.items():
-            ratio = of_type["seconds"] / by_type["float32"]["seconds"]
+            ratio = by_type["float32"]["seconds"] / of_type["seconds"]
             print(
                 f"{model:12}{gradient_type:10}{1e3 * of_type['seconds']:8.0f} ms a step"
-                f"{of_type['bytes'] / 1e6:9.1f} MB sent by the master{ratio:7.2f} of float32"
+                f"{of_type['bytes'] / 1e6:9.1f} MB sent by the master{ratio:7.2f} times as fast"
             )
-    print(f"Target for ResNet-50 on 1 Gbit/s: {TARGET} or less.")
+    print(f"As fast as float32 is 1. Target for ResNet-50 on 1 Gbit/s: {TARGET} or more.")
     for gradient_type, runs in figures["digits"].items():
         losses = ", ".join(f"{loss:.4f}" for loss, _ in runs)
         accuracies = ", ".join(f"{accuracy:.4f}" for _, accuracy in runs)

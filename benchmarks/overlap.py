@@ -28,8 +28,9 @@ import models
 from common import RANKS, Failed, compiled, is_rank, step_times, tarantella_on_ranks
 
 RESULTS = Path(__file__).with_name("results")
-LIMIT = 1.15  # the target: a step over its limit
+TARGET = 0.87  # the limit over a step
 SHOWN = 6  # the step that is drawn
+STEP_HEIGHT = 5  # of the line with the phases of a step, in the picture; those of buckets have 1
 
 
 def main() -> None:
@@ -124,7 +125,7 @@ HEAD = (
 def line(figures: dict[str, Any]) -> str:
     times = {name: 1e3 * seconds for name, seconds in figures["seconds"].items()}
     threshold = figures["threshold_kb"]
-    missed = "" if figures["ratio"] <= LIMIT else f"  over {LIMIT}"
+    missed = "" if figures["ratio"] >= TARGET else f"  under {TARGET}"
     return (
         f"{figures['model']:12}{'default' if threshold is None else f'{threshold} kB':>8}"
         f"{times['forward']:9.0f}{times['backward']:9.0f}{times['update']:8.0f}"
@@ -183,7 +184,7 @@ def measure(name: str, rounds: int, steps: int, tnt: Any) -> dict[str, Any]:
             "limit": limit,
             "step": medians["step"],
         },
-        "ratio": medians["step"] / limit,
+        "ratio": limit / medians["step"],
         "hidden": (medians["plain"] + communication - medians["step"]) / communication,
         "rounds": trained,
     }
@@ -272,30 +273,33 @@ def draw(trace: dict[str, Any], path: Path) -> None:
         names = {lanes[s["pid"], s["tid"]] for s in shown if s["pid"] == rank}
         buckets = sorted((n for n in names if n.startswith("gradients")), key=_number)
         for name in ["steps", *buckets]:
-            rows[rank, name] = len(rows) + (0.8 * rank)
-    figure, axes = pyplot.subplots(figsize=(11, 1.2 + 0.11 * len(rows)))
+            rows[rank, name] = len(rows) + STEP_HEIGHT * (rank + (name != "steps") / 2)
+    # Narrow, so that text of 11 points is still legible on a phone.
+    figure, axes = pyplot.subplots(figsize=(4.4, 1.8 + 0.045 * len(rows)), layout="constrained")
     for span in shown:
         row = rows.get((span["pid"], lanes[span["pid"], span["tid"]]))
         if row is None or span["name"] not in colors:
             continue
         left, right = max(span["ts"], begin), min(span["ts"] + span["dur"], end)
-        axes.barh(row, (right - left) / 1e3, left=(left - begin) / 1e3, height=0.92,
-                  color=colors[span["name"]])  # fmt: skip
+        is_step = lanes[span["pid"], span["tid"]] == "steps"
+        axes.barh(row, (right - left) / 1e3, left=(left - begin) / 1e3,
+                  height=STEP_HEIGHT if is_step else 1, color=colors[span["name"]])  # fmt: skip
     axes.invert_yaxis()
     middles = {
         f"rank {rank}": statistics.mean(y for (of, _), y in rows.items() if of == rank)
         for rank in sorted({of for of, _ in rows})
     }
-    axes.set_yticks(list(middles.values()), list(middles))
+    axes.set_yticks(list(middles.values()), list(middles), rotation=90, va="center", fontsize=11)
     axes.tick_params(left=False)
-    axes.set_xlabel("milliseconds; the first line of a rank is its step, the others are buckets")
+    axes.tick_params(axis="x", labelsize=11)
+    axes.set_xlabel("milliseconds", fontsize=11)
     axes.set_xlim(0, (end - begin) / 1e3)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
-    axes.legend(handles, colors, ncols=len(colors), loc="lower center", bbox_to_anchor=(0.5, 1.0),
-                frameon=False, fontsize=8, handlelength=1, columnspacing=1)  # fmt: skip
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.legend(handles, colors, ncols=2, loc="outside upper left",
+                  frameon=False, fontsize=11, handlelength=1, columnspacing=1)  # fmt: skip
+    figure.savefig(path, dpi=150, facecolor="white")
 
 
 def _number(name: str) -> int:

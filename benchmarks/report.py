@@ -28,11 +28,11 @@ SUBJECTS = {
     "lenet5": "LeNet-5",
     "resnet50": "ResNet-50",
     "transformer": "Transformer",
-    "mlp": "MLP,\n50 MB of gradients",
-    "embedding": "Embedding,\nsparse gradients",
+    "mlp": "MLP, 50 MB\nof gradients",
+    "embedding": "embedding,\nsparse\ngradients",
 }
 HIGHEST = 1.4  # in the picture; higher bars are cut off
-COLOURS = {"keras": "#9aa5b1", "mirrored": "#e0a458", "tarantella": "#1f7a8c"}
+COLOURS = {"tarantella": "#1f7a8c", "mirrored": "#e0a458", "keras": "#9aa5b1"}
 NAMES = {
     "keras": "plain Keras, one process",
     "mirrored": "MultiWorkerMirroredStrategy, 2 workers",
@@ -50,7 +50,8 @@ class Figure:
         what: What was measured: a candidate, a quantity.
         rounds: The values of all rounds; empty if it could not be measured.
         unit: A key of FORMS; empty for a ratio.
-        over: The denominator of a ratio.
+        over: For a ratio, which is one of speeds everywhere: what the speed is compared with. Over
+            the limit, 1 is the best.
         spread: The lowest and the highest value to show, if not those of the rounds.
         at_least: The target.
         at_most: The target, if less is better.
@@ -207,7 +208,8 @@ def picture(figures: Sequence[Figure], path: Path) -> None:
     subjects = list(dict.fromkeys(figure.subject for figure in ratios))
     candidates = [name for name in COLOURS if name in {figure.what for figure in ratios}]
     width = 0.8 / max(len(candidates), 1)
-    figure_, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    # Narrow, with bars that lie: it fits a phone, where text of 11 points is still legible.
+    figure_, axes = plt.subplots(figsize=(4.4, 1.4 + 1.05 * len(subjects)), layout="constrained")
     for number, candidate in enumerate(candidates):
         of_candidate = [figure for figure in ratios if figure.what == candidate]
         middles = [
@@ -215,52 +217,45 @@ def picture(figures: Sequence[Figure], path: Path) -> None:
             for figure in of_candidate
         ]
         _bars(axes, middles, of_candidate, width)
-    axes.axhline(1, color="#333333", linewidth=1, linestyle="--", zorder=0.9)
-    axes.text(
-        len(subjects) - 0.45, 1.015, "limit", ha="right", va="bottom", fontsize=9, color="#333333"
-    )
-    axes.set_xticks(range(len(subjects)), [SUBJECTS.get(s, s) for s in subjects], fontsize=10)
-    axes.set_xlim(-0.55, len(subjects) - 0.45)
-    axes.set_ylabel("speed, relative to the limit")
-    axes.set_title(
-        "Training speed on two cores: 1 is two processes that do not communicate",
-        loc="left",
-        fontsize=11,
-    )
+    axes.axvline(1, color="#333333", linewidth=1, linestyle="--", zorder=0.9)
+    axes.set_yticks(range(len(subjects)), [SUBJECTS.get(s, s) for s in subjects], fontsize=11)
+    axes.set_ylim(len(subjects) - 0.45, -0.55)
+    axes.set_xlabel("speed relative to the limit, which is 1", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-    axes.yaxis.grid(True, color="#e5e7eb")
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=11)
+    axes.xaxis.grid(True, color="#e5e7eb")
     axes.set_axisbelow(True)
-    axes.set_ylim(0, HIGHEST)
-    figure_.legend(loc="outside lower center", ncols=len(COLOURS), frameon=False)
+    axes.set_xlim(0, HIGHEST)
+    figure_.legend(loc="outside upper left", ncols=1, frameon=False, fontsize=11)
     figure_.savefig(path, dpi=150, facecolor="white")
     plt.close(figure_)
 
 
 def _bars(axes: Any, middles: list[float], figures: list[Figure], width: float) -> None:
-    """The bars of one candidate, with their spread and their height as a number."""
-    heights = [statistics.median(figure.rounds) for figure in figures]
-    below = [h - min(f.rounds) for h, f in zip(heights, figures, strict=True)]
-    above = [max(f.rounds) - h for h, f in zip(heights, figures, strict=True)]
+    """The bars of one candidate, with their spread and their length as a number."""
+    lengths = [statistics.median(figure.rounds) for figure in figures]
+    below = [length - min(f.rounds) for length, f in zip(lengths, figures, strict=True)]
+    above = [max(f.rounds) - length for length, f in zip(lengths, figures, strict=True)]
     candidate = figures[0].what
-    axes.bar(
+    axes.barh(
         middles,
-        heights,
+        lengths,
         0.92 * width,
         color=COLOURS[candidate],
         label=NAMES[candidate],
-        yerr=(below, above),
+        xerr=(below, above),
         error_kw={"ecolor": "#4b5563", "elinewidth": 1, "capsize": 2},
     )
-    for middle, height, up in zip(middles, heights, above, strict=True):
+    for middle, length, more in zip(middles, lengths, above, strict=True):
         axes.annotate(
-            f"{height:.2f}",
-            (middle, min(height + up, HIGHEST - 0.08)),
-            xytext=(0, 3),
+            f"{length:.2f}",
+            (min(length + more, HIGHEST - 0.2), middle),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=9,
+            ha="left",
+            va="center",
+            fontsize=11,
             color="#111827",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )

@@ -1,4 +1,4 @@
-"""Time from the command to the end of the first training step, over that of plain Keras.
+"""Speed from the command to the end of the first training step, over that of plain Keras.
 
 LeNet-5, as `python script.py` in one process with all cores, and as `tarantella -n 2` on the
 same cores. Both take turns, with a fresh start each time; the result is the median of the ratios.
@@ -19,7 +19,7 @@ from common import ON_THE_CPU, RANKS, compiled, last_line, lenet5, on_ranks, tar
 from models import CASES
 from report import Figure
 
-RATIO = 1.3  # the target, at most
+RATIO = 0.77  # the target, at least
 TRAIN = "--train"  # for the processes that are timed
 
 
@@ -47,13 +47,13 @@ def measured(rounds: int, quick: bool) -> list[Figure]:
         {name: until_first_step(command) for name, command in commands.items()}
         for _ in range(1 if quick else rounds)
     ]
-    ratios = [one["tarantella"] / one["keras"] for one in times]
+    ratios = [one["keras"] / one["tarantella"] for one in times]
     return [
         *(
             Figure("startup", "lenet5", name, [one[name] for one in times], "s")
             for name in commands
         ),
-        Figure("startup", "lenet5", "tarantella", ratios, over="keras", at_most=RATIO),
+        Figure("startup", "lenet5", "tarantella", ratios, over="keras", at_least=RATIO),
     ]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+from docutils import nodes
 
 import tarantella
 
@@ -31,10 +35,17 @@ suppress_warnings = ["myst.header"]
 # Docstrings use Google style, with code in single backticks, as in Markdown.
 default_role = "code"
 napoleon_numpy_docstring = False
-autodoc_typehints = "none"
+# Types come from the annotations, or from the docstring where data of many types are taken.
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-# Types and base classes from Keras and TensorFlow have no page here.
-nitpick_ignore_regex = [("py:.*", r"(keras|tf|np|tensorflow|numpy|collections|tarantella)\..*")]
+# Types from elsewhere have no page here, nor have words for types, such as "array".
+nitpick_ignore_regex = [
+    ("py:.*", r"(keras|tf|np|tensorflow|numpy|collections|pathlib|tarantella)\..*"),
+    ("py:class", r"array|tensor|generator|DataLoader|number|string|nested structure|\.\.\."),
+    ("py:class", r"(list of )?Keras \w+"),
+]
 
 html_theme = "furo"
 html_title = f"Tarantella {release}"
@@ -66,5 +77,26 @@ def show_fences(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
     lines[:] = shown
 
 
+def show_signature_of_keras(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """`compile` takes the arguments of Keras, whatever they are in this version."""
+    if name != "tarantella.Model.compile":
+        return None
+    parameters = list(inspect.signature(keras.Model.compile).parameters.values())
+    return str(inspect.Signature(parameters[1:])), ""  # without `self`
+
+
+def leave_out_any(app: Any, domain: str, kind: str, content: Any) -> None:
+    """The type `Any` tells a reader nothing."""
+    for field in list(content.findall(nodes.field)):
+        name, body = field.children
+        is_any = body.astext() in ("Any", "~typing.Any")
+        if is_any and name.astext().split()[0] in ("type", "rtype"):
+            field.parent.remove(field)
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", show_fences, priority=100)
+    app.connect("autodoc-process-signature", show_signature_of_keras)
+    app.connect("object-description-transform", leave_out_any, priority=900)  # after autodoc's own

@@ -33,8 +33,9 @@ def load_model(
     """Loads a model that Keras or Tarantella saved, as `keras.models.load_model` does.
 
     Args:
-        filepath: The file or folder, which every rank reads.
-        custom_objects: Custom classes and functions by name, if they are not registered.
+        filepath (str, pathlib.Path): The file or folder, which every rank reads.
+        custom_objects (dict[str, object]): Custom classes and functions by name, if they are not
+            registered.
         compile: Whether to compile the model, if it was compiled when it was saved.
         safe_mode: If False, allow code in the file, in `Lambda` layers.
 
@@ -71,11 +72,22 @@ def save_model(
 
     Args:
         model: The model.
-        filepath: The path. If it has no extension, the model is saved as a folder.
+        filepath (str, pathlib.Path): The path. If it has no extension, the model is saved as a
+            folder.
         overwrite: If False, ask before overwriting a file.
         zipped: If False, write a folder instead of one file.
         tnt_save_all_devices: Whether every rank writes, rather than the master alone.
         kwargs: Further arguments for Keras.
+
+    Example:
+
+    ```python
+    import keras
+    import tarantella as tnt
+
+    model = tnt.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    tnt.models.save_model(model, "untrained.keras")
+    ```
     """
     if not isinstance(model, keras.Model):
         raise InputError(
@@ -92,15 +104,37 @@ def model_from_config(config: Any, custom_objects: Any = None) -> Model:
     """Makes a model from what `get_config` returned, with new weights.
 
     Args:
-        config: The configuration of a Functional or Sequential model; or of any model, with the
-            name of its class, as `keras.saving.serialize_keras_object` returns it.
-        custom_objects: Custom classes and functions by name, if they are not registered.
+        config (dict): The configuration of a Functional or Sequential model; or of any model, with
+            the name of its class, as `keras.saving.serialize_keras_object` returns it.
+        custom_objects (dict[str, object]): Custom classes and functions by name, if they are not
+            registered.
+
+    Returns:
+        A `tnt.Model` that is not compiled.
+
+    Example:
+
+    ```python
+    import keras
+    import tarantella as tnt
+
+    model = tnt.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    from_config = tnt.models.model_from_config(model.get_config())
+    from_json = tnt.models.model_from_json(model.to_json())
+    from_yaml = tnt.models.model_from_yaml(model.to_yaml())
+    copy = tnt.models.clone_model(model)
+    ```
     """
     return distributed(lambda: loading.from_config(config, custom_objects), "model_from_config")
 
 
 def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
-    """Makes a model from what `to_json` returned, with new weights."""
+    """Makes a model from what `to_json` returned, with new weights.
+
+    Args:
+        json_string: The text.
+        custom_objects (dict[str, object]): As in `model_from_config`.
+    """
     return distributed(lambda: loading.from_json(json_string, custom_objects), "model_from_json")
 
 
@@ -108,6 +142,10 @@ def model_from_yaml(yaml_string: str, custom_objects: Any = None) -> Model:
     """Makes a model from what `to_yaml` returned, with new weights.
 
     YAML tags that would run code are refused.
+
+    Args:
+        yaml_string: The text.
+        custom_objects (dict[str, object]): As in `model_from_config`.
     """
     return distributed(lambda: loading.from_yaml(yaml_string, custom_objects), "model_from_yaml")
 

@@ -336,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
         hosts.write_text("\n".join(testbed.names) + "\n")
         print(f"This is {testbed.names[0]}, of {', '.join(testbed.names)}. They share all files "
               "except those in /tmp. `exit` ends them all. Try:\n"
-              f"  tarantella --hostfile {hosts} --no-gpu -- examples/lenet5.py")  # fmt: skip
+              f"  tarantella --hostfile {hosts} --no-gpu -- examples/quickstart.py")  # fmt: skip
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         shell = _in(ROOT, {"PATH": path, "PS1": r"\h:\w\$ "})
         return subprocess.call(testbed.nodes[0].command(*shell, "bash", "--norc"))

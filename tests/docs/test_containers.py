@@ -154,7 +154,7 @@ def test_the_launcher_trains_on_the_workers(hosts: Testbed, folder: Path) -> Non
     for there, here in {
         "/etc/mpi/hostfile": folder / "hostfile",
         "/tmp/hosts": folder / "hosts",
-        "/opt/tarantella/examples/lenet5.py": folder / "train.py",
+        "/opt/tarantella/examples/quickstart.py": folder / "train.py",
     }.items():
         assert there in script
         script = script.replace(there, shlex.quote(str(here)))

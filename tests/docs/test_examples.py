@@ -62,6 +62,20 @@ def example(shell: Shell, tmp_path: Path) -> Shell:
     return run
 
 
+def test_quick_start_trains_on_two_ranks(example: Shell) -> None:
+    output = example("tarantella -n 2 --no-gpu -- examples/quickstart.py")
+    assert "points that each rank trained on, per epoch: [1000, 1000]\n" in output
+    [accuracy] = re.findall(r"test accuracy: ([\d.]+)%", output)
+    assert float(accuracy) > 98
+
+
+def test_quick_start_is_the_script_in_the_readme() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    first = re.search(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert first
+    assert first[1] == (EXAMPLES / "quickstart.py").read_text()
+
+
 def test_lenet5_reads_digits_on_two_ranks(example: Shell, tmp_path: Path) -> None:
     output = example(
         "tarantella -n 2 --no-gpu -- examples/lenet5.py", KERAS_HOME=str(tmp_path / "keras")

@@ -1,11 +1,14 @@
 """Everything shown in the README and the docs works: the tests find and run every block.
 
+So do the examples in docstrings, which the API reference shows.
+
 test_job_scripts.py runs the job scripts; the tests of the examples run the commands on their page,
 and check the results.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +66,31 @@ def as_tested(command: str) -> tuple[str, bool]:
     if command == "python -m build":  # test_release.py builds, and installs the result
         return f"{command} --version", True
     return command, False
+
+
+def examples() -> dict[str, str]:
+    """The examples in docstrings, as scripts, by name; those with prompts also check the output."""
+    found = {}
+    for path in sorted((REPOSITORY / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                continue
+            text = ast.get_docstring(node) or ""
+            name = f"{path.stem}_{node.name}.py"
+            for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+                found[name] = block
+            if ">>> import tarantella" in text:
+                found[name] = CHECK_PROMPTS.format(text=text, name=name)
+    return found
+
+
+CHECK_PROMPTS = """\
+import doctest
+
+text = {text!r}
+test = doctest.DocTestParser().get_doctest(text, {{}}, {name!r}, None, 0)
+assert doctest.DocTestRunner().run(test).failed == 0
+"""
 
 
 def file_name(block: str) -> str:
@@ -138,17 +166,23 @@ for name in sys.argv[1:]:
 def blocks_on_two_ranks(
     printed_on_two_ranks: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """The output of all Python blocks on two ranks."""
+    """The output of all Python blocks, and of the examples in docstrings, on two ranks."""
     folder = tmp_path_factory.mktemp("blocks")
-    names = [file_name(block) for block in blocks("python")]
-    for name, block in zip(names, blocks("python"), strict=True):
-        (folder / name).write_text(block)
+    scripts = {file_name(block): block for block in blocks("python")} | examples()
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
     (folder / "run_all.py").write_text(RUN_ALL)
-    return printed_on_two_ranks(folder, "run_all.py", *names, timeout=600)
+    return printed_on_two_ranks(folder, "run_all.py", *scripts, timeout=600)
 
 
 @pytest.mark.parametrize("name", [file_name(block) for block in blocks("python")])
 def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
+    for rank in (0, 1):
+        assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
+
+
+@pytest.mark.parametrize("name", examples())
+def test_example_of_a_docstring_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
 

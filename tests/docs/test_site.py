@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -81,3 +83,17 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 def test_it_can_be_searched(site: Path) -> None:
     assert "tnt_micro_batch_s" in (site / "searchindex.js").read_text()
+
+
+@pytest.mark.parametrize("name", ["batch.svg", "run.svg"])
+def test_a_picture_can_be_read_on_a_phone_from_its_first_frame_on(name: str) -> None:
+    """It is 360 pixels wide there, so text is scaled down; what moves is visible before it does."""
+    text = (DOCS / "images" / name).read_text()
+    picture = ElementTree.fromstring(text)
+    smallest = min(float(size) for size in re.findall(r'font-size(?:="|: )(\d+)', text))
+    assert smallest * 360 / float(picture.attrib["width"]) >= 9
+    assert all(float(opacity) >= 0.5 for opacity in re.findall(r"opacity: ([\d.]+)", text))
+
+
+def test_the_picture_of_a_run_shows_the_quick_start() -> None:
+    assert "-- examples/quickstart.py</title>" in (DOCS / "images" / "run.svg").read_text()

@@ -96,7 +96,7 @@ def test_a_rank_that_waits_in_a_sum_is_known_to(tmp_path: Path) -> None:
     result = run(tmp_path, "time.sleep(600)", "--stall-timeout", "1")
     assert result.returncode == 1
     warning, failure = result.stderr.splitlines()
-    waits = "seconds, in a sum by TensorFlow's collectives of step 4. Rank 1 on host"
+    waits = "seconds, in a sum by TensorFlow's collectives of step 4, in fit (script.py:"
     assert warning.startswith("tarantella WARNING: Rank 0 has been waiting for ")
     assert waits in warning
     assert failure.startswith(f"tarantella: rank 1 on host {HOST} failed: others have waited for")

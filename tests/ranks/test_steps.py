@@ -127,6 +127,38 @@ def test_batches_of_different_sizes_are_an_error_that_says_so() -> None:
         _compiled().predict(generate(), verbose=0)
 
 
+def test_a_last_batch_of_another_size_is_an_error_that_says_so() -> None:
+    x, y = classification_data()
+    samples = 11 + tnt.get_rank()
+    dataset = tf.data.Dataset.from_tensor_slices((x[:samples], y[:samples])).batch(4)
+    with pytest.raises(MismatchError, match=r"up to step 3: rank \d has 1\d samples, rank \d has"):
+        _compiled().fit(dataset, verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "endless", "arrays"])
+def test_ranks_that_know_the_number_of_batches_compare_only_some(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    compare = step_agreement._Exchange.compare
+
+    def noted(self: Any, pass_number: Any, step: Any, numbers: Any) -> Any:
+        compared.append(int(step) + 1)
+        return compare(self, pass_number, step, numbers)
+
+    monkeypatch.setattr(step_agreement._Exchange, "compare", noted)
+    x, y = classification_data()
+    x, y = np.resize(x, (23, *x.shape[1:])), np.resize(y, 23)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    if kind == "arrays":
+        _compiled().fit(x, y, batch_size=2, epochs=2, verbose=0)
+    elif kind == "dataset":
+        _compiled().fit(dataset, epochs=2, verbose=0)
+    else:
+        _compiled().fit(dataset.repeat(), steps_per_epoch=11, epochs=2, verbose=0)
+    assert compared == ([1, 2, 4, 8, 16] if kind == "endless" else 2 * [1, 2, 4, 8, 12])
+
+
 def test_data_that_end_earlier_on_one_rank_are_an_error_that_says_so() -> None:
     x, y = classification_data()
 

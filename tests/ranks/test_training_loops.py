@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -433,19 +432,6 @@ def test_distributing_twice_is_an_error() -> None:
     distributed = tnt.distribute_dataset(tf.data.Dataset.range(4).batch(2))
     with pytest.raises(ValueError, match="distributed already"):
         tnt.distribute_dataset(distributed)
-
-
-# Documentation
-
-
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("name", ["distribute_dataset", "keras.optimizers.Optimizer"])
-def test_the_example_in_the_description_runs(name: str) -> None:
-    described: Any = tnt
-    for part in name.split("."):
-        described = getattr(described, part)
-    (example,) = re.findall(r"```python\n(.*?)```", described.__doc__, re.DOTALL)
-    exec(re.sub(r"^    ", "", example, flags=re.MULTILINE), {})
 
 
 def test_importing_tarantella_does_not_import_keras() -> None:

@@ -147,8 +147,8 @@ def test_a_row_has_the_ratios_of_its_rounds_and_the_targets_it_misses() -> None:
     step, over_limit, first_step, over_keras, remarks = rows["nccl"]
     assert step == "100.0 ms (20.0 ms to 100.0 ms)"
     assert over_limit == "0.30 (0.20 to 0.50)"
-    assert (first_step, over_keras) == ("5.0 s", "2.50")
-    missed = ["nccl over limit >= 0.35", "nccl, first step over keras <= 1.2"]
+    assert (first_step, over_keras) == ("5.0 s", "0.40")
+    missed = ["nccl over limit >= 0.35", "nccl, first step over keras >= 0.83"]
     assert remarks == "; ".join(f"MISSED: {each}" for each in missed)  # as fast as `host`
     assert rows["host"][1] == "0.30 (0.20 to 1.00)"
     assert rows["host"][-1] == ""

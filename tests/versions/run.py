@@ -1,4 +1,4 @@
-"""Runs the quick start and tests of equality with other versions of TensorFlow and Keras.
+"""Runs LeNet-5 and tests of equality with other versions of TensorFlow and Keras.
 
 Each pair of `pairs.py` gets a virtual environment with what these tests need, and no more.
 """
@@ -23,11 +23,11 @@ from pairs import PAIRS, Pair
 ROOT = Path(__file__).parents[2]
 TENSORFLOW = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
 
-# What the quick start and the tests need; the versions are those of constraints.txt.
+# What LeNet-5 and the tests need; the versions are those of constraints.txt.
 PACKAGES = ("mpi4py", "mpich", "pytest", "pyyaml", "scikit-learn", "setuptools")
 PACKAGES_OF_ALL = (*PACKAGES, "hypothesis", "pandas", "requests")
 
-QUICK_START = ("-n", "2", "--no-gpu", "--", "examples/lenet5.py")
+LENET5 = ("-n", "2", "--no-gpu", "--", "examples/lenet5.py")
 INSIDE = (
     "tests/unit/test_data_pipeline.py",
     "tests/unit/test_internals_keras.py",
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
     pair: Pair
     python: str
-    quick_start: str
+    lenet5: str
     tests: str
     seconds: float
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{pair}, with {python}", flush=True)
         results.append(try_pair(pair, python, options.smoke, options.keep))
     print(table(results))
-    failed = [each for each in results if "failed" in each.quick_start + each.tests]
+    failed = [each for each in results if "failed" in each.lenet5 + each.tests]
     return 1 if failed or not results else 0
 
 
@@ -119,13 +119,13 @@ def try_pair(pair: Pair, python: str, smoke: bool, keep: Path | None) -> Result:
         try:
             if not tarantella.exists():  # it was kept
                 make_environment(environment, pair, python, PACKAGES if smoke else PACKAGES_OF_ALL)
-            subprocess.check_call([tarantella, *QUICK_START], cwd=ROOT)
-            quick_start = "passed"
+            subprocess.check_call([tarantella, *LENET5], cwd=ROOT)
+            lenet5 = "passed"
         except subprocess.CalledProcessError as error:
             print(error, flush=True)
-            quick_start = "failed"
+            lenet5 = "failed"
         tests = run_tests(environment, SMOKE if smoke else ALL) if tarantella.exists() else ""
-    return Result(pair, version_of(python), quick_start, tests, time.monotonic() - start)
+    return Result(pair, version_of(python), lenet5, tests, time.monotonic() - start)
 
 
 def make_environment(environment: Path, pair: Pair, python: str, packages: Sequence[str]) -> None:
@@ -175,11 +175,11 @@ def run_tests(environment: Path, tests: Sequence[str]) -> str:
 def table(results: Sequence[Result]) -> str:
     """The results, as a table of Markdown."""
     lines = [
-        "| Python | TensorFlow | Keras | quick start | tests | seconds |",
+        "| Python | TensorFlow | Keras | LeNet-5 | tests | seconds |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {each.python} | {each.pair.tensorflow} | {each.pair.keras} | {each.quick_start} "
+        f"| {each.python} | {each.pair.tensorflow} | {each.pair.keras} | {each.lenet5} "
         f"| {each.tests} | {each.seconds:.0f} |"
         for each in results
     ]

@@ -38,9 +38,9 @@ def allreduce(value: Any, op: str = "sum") -> Any:
     every run.
 
     Args:
-        value: What this rank contributes; see the module's description. float16, bfloat16 and
-            float8 are summed in float32. Arrays of integers wrap around, Python integers do not.
-            Strings are refused.
+        value (array, tensor, number, nested structure): What this rank contributes; see above.
+            float16, bfloat16 and float8 are summed in float32. Arrays of integers wrap around,
+            Python integers do not. Strings are refused.
         op: "sum", "mean" (of integers in float64), "min" or "max" (NaN wins). Booleans take only
             "max" (any) and "min" (all), complex numbers only "sum" and "mean".
 
@@ -52,6 +52,8 @@ def allreduce(value: Any, op: str = "sum") -> Any:
         MismatchError: If the ranks' values differ in structure, shape or dtype.
 
     Example:
+        >>> import numpy as np
+        >>> import tarantella as tnt
         >>> tnt.allreduce({"correct": 12, "loss": np.array([0.5, 0.25])})  # the same on two ranks
         {'correct': 24, 'loss': array([1. , 0.5])}
     """
@@ -83,9 +85,9 @@ def broadcast(value: Any, root: int | None = None) -> Any:
     """Gives every rank the value of one rank.
 
     Args:
-        value: On the root, what is sent; see the module's description. On the other ranks, a value
-            of the same structure, shapes and dtypes; its contents do not matter. Strings may
-            have any length.
+        value (array, tensor, number, string, nested structure): On the root, what is sent; see
+            above. On the other ranks, a value of the same structure, shapes and dtypes; its
+            contents do not matter. Strings may have any length.
         root: The rank whose value is sent, by default the master rank.
 
     Returns:
@@ -96,6 +98,7 @@ def broadcast(value: Any, root: int | None = None) -> Any:
         MismatchError: If the ranks' values differ in structure, shape or dtype, or their roots.
 
     Example:
+        >>> import tarantella as tnt
         >>> tnt.broadcast([tnt.get_rank(), "hello"])  # on every rank
         [0, 'hello']
     """
@@ -116,8 +119,9 @@ def allgather(value: Any) -> list[Any]:
     """Gives every rank the values of all ranks.
 
     Args:
-        value: What this rank contributes; see the module's description. The first dimension of an
-            array or tensor may differ between ranks, and strings may have any length.
+        value (array, tensor, number, string, nested structure): What this rank contributes; see
+            above. The first dimension of an array or tensor may differ between ranks, and strings
+            may have any length.
 
     Returns:
         A list with the value of each rank, in the order of the ranks. Arrays are not joined; use
@@ -129,6 +133,8 @@ def allgather(value: Any) -> list[Any]:
             the first.
 
     Example:
+        >>> import numpy as np
+        >>> import tarantella as tnt
         >>> tnt.allgather(np.arange(tnt.get_rank() + 1))  # on each of two ranks
         [array([0]), array([0, 1])]
     """
@@ -145,9 +151,13 @@ def barrier() -> None:
     """Waits until every rank has called it.
 
     Example:
+        >>> from pathlib import Path
+        >>> import tarantella as tnt
         >>> if tnt.is_master_rank():
-        ...     prepare_files()
-        >>> tnt.barrier()  # every rank finds the files
+        ...     _ = Path("words.txt").write_text("a b c")
+        >>> tnt.barrier()
+        >>> Path("words.txt").read_text()  # every rank finds the file
+        'a b c'
     """
     # Agreeing means waiting for all: no rank can know that the others are here before they are.
     with _together("barrier()", None, str):

@@ -1,12 +1,15 @@
 """The steps of all ranks, taken together: how large each is, and when they end.
 
 Before a rank takes a step it has to know how many samples all ranks have in it, and that none of
-them has reached the end of its data. So each rank announces the numbers of a step as soon as its
-input pipeline has it ready, some steps ahead, and receives those of the others when it takes the
-step, by which time they have long arrived.
+them has reached the end of its data. Mostly it knows that by itself: ranks that share batches of
+which they know the number take as many steps. They only compare, now and then, what they have had
+so far. Exchanging numbers in every step would cost more than a small model's step.
 
-Only the announcing runs ahead in the pipeline, and it never waits. An iteration that is abandoned
-leaves nothing behind but a few messages that are never read.
+Otherwise (unknown numbers of batches, padding, data of each rank's own) each rank announces the
+numbers of a step as soon as its input pipeline has it ready, some steps ahead, and receives those
+of the others when it takes the step, by which time they have long arrived. Only the announcing
+runs ahead in the pipeline, and it never waits. An iteration that is abandoned leaves nothing behind
+but a few messages that are never read.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch, slice_rows
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.host_call import host_call
-from tarantella.runtime import devices, times, watch, world
+from tarantella.runtime import devices, times, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
@@ -38,6 +41,10 @@ _COUNT, _TOTAL, _FINGERPRINT, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever reaches
+# Ranks that only compare what they have had do so after 1, 2, 4, ... and each of so many steps; a
+# power of two.
+_STEPS_BETWEEN_CHECKS = 16
+_HASH_FACTOR = 31
 
 _has_warned = False
 
@@ -52,6 +59,8 @@ class AgreedSteps:
         split: This rank's micro-batches. All ranks make their `AgreedSteps` in the same order.
         own_data: Whether the ranks' data are their own, and a step is made of what each has in it;
             otherwise they share batches, and must agree on how large these are.
+        batches: How many batches they share, if all ranks know that: a number, or
+            `tf.data.INFINITE_CARDINALITY`.
 
     Attributes:
         dataset: The micro-batches, each with the size of its step over all ranks.
@@ -60,8 +69,9 @@ class AgreedSteps:
 
     purpose = "data"
 
-    def __init__(self, split: Split, own_data: bool = False) -> None:
+    def __init__(self, split: Split, own_data: bool = False, batches: int | None = None) -> None:
         self._own_data = own_data
+        self._batches = batches
         self._padding = split.padding
         self._finish = split.finish or (lambda data: data)
         self.dataset = split.micro_batches
@@ -74,7 +84,8 @@ class AgreedSteps:
                 purpose=lambda: self.purpose,
             )
             self._spec = split.micro_batches.element_spec.data
-            self.dataset = self._agreed(split.micro_batches)
+            agree = self._agreed if batches is None or own_data or split.padding else self._checked
+            self.dataset = agree(split.micro_batches).with_options(_options(split.micro_batches))
 
     @property
     def problem(self) -> Exception | None:
@@ -91,24 +102,39 @@ class AgreedSteps:
         announced = self._with_end(micro_batches).scan(before_the_first, self._announce)
         taken = announced.prefetch(tf.data.AUTOTUNE).take_while(self._is_step)
         # A `map` could be made parallel by TensorFlow, and then run ahead.
-        agreed = taken.scan(optionals.empty(), self._micro_batch)
-        options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = (
-            False  # would receive ahead of the steps
-        )
-        if micro_batches.options().threading.private_threadpool_size is None:
-            # One more than usual: receiving blocks a thread, and the others prepare data.
-            options.threading.private_threadpool_size = devices.thread_count(configuration()) + 1
-        return agreed.with_options(options)
+        return taken.scan(optionals.empty(), self._micro_batch)
+
+    def _checked(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
+        nothing = tuple(tf.constant(number, tf.int64) for number in (_NO_PASS, 0, 0, 0))
+        return micro_batches.prefetch(tf.data.AUTOTUNE).scan(nothing, self._check)
+
+    @tf.autograph.experimental.do_not_convert
+    def _check(self, before: Any, one: MicroBatch) -> Any:
+        """The micro-batch; at some steps, compares what this rank has had with the others."""
+        pass_number, step, samples, fingerprint = before
+        samples += one.total
+        fingerprint = fingerprint * _HASH_FACTOR + _fingerprint(one)
+        number = step + 1
+        mask = tf.minimum(step, _STEPS_BETWEEN_CHECKS - 1)
+        is_due = tf.equal(tf.bitwise.bitwise_and(number, mask), 0)
+        if self._batches != tf.data.INFINITE_CARDINALITY:
+            is_due |= tf.equal(number, self._batches)
+
+        def compare() -> tf.Tensor:
+            numbers = tf.stack([one.count, samples, fingerprint])
+            arguments = [pass_number, step, numbers]
+            return tf.ensure_shape(host_call(self._exchange.compare, arguments, tf.int64), ())
+
+        pass_number = tf.cond(is_due, compare, lambda: pass_number)
+        own = MicroBatch(one.count, one.total, self._finish(one.data))
+        return (pass_number, number, samples, fingerprint), own
 
     def _with_end(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         """The numbers of each micro-batch, and its data in an optional that is empty at the end."""
 
         @tf.autograph.experimental.do_not_convert
         def step_of(one: MicroBatch) -> Any:
-            has_fingerprint = isinstance(one.fingerprint, tf.Tensor)
-            fingerprint = one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
-            numbers = [tf.stack([one.count, one.total, fingerprint])]
+            numbers = [tf.stack([one.count, one.total, _fingerprint(one)])]
             if self._padding:
                 numbers.append(self._padding.sizes(one.data))
             return tf.concat(numbers, 0), optionals.from_value(one.data)
@@ -156,6 +182,20 @@ class AgreedSteps:
         return one._replace(data=self._finish(one.data))
 
 
+def _options(micro_batches: tf.data.Dataset) -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # would receive ahead of the steps
+    if micro_batches.options().threading.private_threadpool_size is None:
+        # One more than usual: receiving blocks a thread, and the others prepare data.
+        options.threading.private_threadpool_size = devices.thread_count(configuration()) + 1
+    return options
+
+
+def _fingerprint(one: MicroBatch) -> tf.Tensor:
+    has_fingerprint = isinstance(one.fingerprint, tf.Tensor)
+    return one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
+
+
 def _sum_of_all(
     position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> np.ndarray:
@@ -171,17 +211,22 @@ def _sum_of_all(
     return np.array([own, sum(counts.values()), *numbers[_FINGERPRINT:]], np.int64)
 
 
-def _check_same_batch(
-    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
+def _check_same_samples(
+    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray], so_far: bool
 ) -> None:
+    def described(of_rank: np.ndarray) -> str:
+        if of_rank[_COUNT] == _ENDED:
+            return "reached the end"
+        return f"{'' if so_far else 'a batch of '}{int(of_rank[_TOTAL])} samples"
+
     for rank, theirs in everyones.items():
         if int(theirs[_TOTAL]) != int(numbers[_TOTAL]):
             raise MismatchError(
-                f"The data differ between the ranks in step {int(position[1]) + 1}: rank "
-                f"{world.get_rank()} has {_described(numbers)}, rank {rank} has "
-                f"{_described(theirs)}. All ranks must be given the same data in the same order: "
-                "seed everything random in them, or pass `tnt_distribute_dataset=False` if every "
-                "rank brings its own data."
+                f"The data differ between the ranks {'up to' if so_far else 'in'} step "
+                f"{int(position[1]) + 1}: rank {world.get_rank()} has {described(numbers)}, rank "
+                f"{rank} has {described(theirs)}. All ranks must be given the same data in the "
+                "same order: seed everything random in them, or pass "
+                "`tnt_distribute_dataset=False` if every rank brings its own data."
             )
 
 
@@ -204,14 +249,6 @@ def complain_of_different_data(evidence: str) -> None:
     if not _has_warned:
         _has_warned = True
         LOGGER.warning("%s With --strict, this is an error.", problem)
-
-
-def _described(numbers: np.ndarray) -> str:
-    return (
-        "reached the end"
-        if numbers[_COUNT] == _ENDED
-        else f"a batch of {int(numbers[_TOTAL])} samples"
-    )
 
 
 class _Exchange:
@@ -251,15 +288,34 @@ class _Exchange:
             self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
         return np.array(position, np.int64)
 
-    def agree(self, position: np.ndarray, numbers: np.ndarray) -> np.bool_:
-        """Whether all ranks have this step, by what the others say; then all take it."""
+    def compare(self, pass_number: np.ndarray, step: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Compares the numbers of all ranks up to a step that all of them take.
+
+        Returns:
+            The number of the pass.
+        """
+        with self._lock:
+            number = next(self._passes) if pass_number == _NO_PASS else pass_number
+            position = np.array([number, step], np.int64)
+            self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
+        self.agree(position, numbers, so_far=True)
+        return position[0]
+
+    def agree(self, position: np.ndarray, numbers: np.ndarray, so_far: bool = False) -> np.bool_:
+        """Whether all ranks have this step, by what the others say; then all take it.
+
+        Args:
+            position: The step.
+            numbers: The numbers of this rank.
+            so_far: Whether these are about all steps of the pass up to this one.
+        """
         try:
             others = self._receive(position, len(numbers))
             everyones = {world.get_rank(): numbers, **others}
             if self._own_data:
                 agreed = _sum_of_all(position, numbers, everyones)
             else:
-                _check_same_batch(position, numbers, everyones)
+                _check_same_samples(position, numbers, everyones, so_far)
                 self._compare_fingerprints(position, everyones)
                 agreed = numbers
                 if len(numbers) > _SIZES:
@@ -271,7 +327,6 @@ class _Exchange:
             time.sleep(times.TIME_FOR_DATA_ERROR)
             self.problem = error  # what TensorFlow makes of it is hard to read
             raise
-        watch.note_step(int(position[1]) + 1)
         self._agreed = {_key(position): agreed}
         is_step = agreed[_COUNT] != _ENDED
         if is_step and self.on_next_step is not None:

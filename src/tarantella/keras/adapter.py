@@ -49,7 +49,8 @@ class RankDataAdapter(internals.DataAdapter):
         self._own = own
         self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
-        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data)
+        batches = None if own_data else _common_number_of_batches(adapter)
+        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data, batches)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _continues_across_epochs(adapter, steps_per_epoch):
@@ -347,6 +348,18 @@ def _described(spec: Any) -> Any:
         return f"{type(leaf).__name__} {getattr(leaf, 'dtype', leaf)} {inner}"
 
     return tf.nest.map_structure(describe, spec)
+
+
+def _common_number_of_batches(adapter: Any) -> int | None:
+    """How many batches all ranks have, or `tf.data.INFINITE_CARDINALITY`; None if not known."""
+    batches = adapter.num_batches
+    if batches is None and not internals.draws_in_python(adapter):
+        batches = int(adapter.get_tf_dataset().cardinality())
+    if batches is None:
+        batches = tf.data.UNKNOWN_CARDINALITY
+    everyones = {int(n) for n in collectives.allgather(np.int64(batches))}
+    is_known = everyones == {batches} and batches != tf.data.UNKNOWN_CARDINALITY
+    return int(batches) if is_known else None
 
 
 def _most(batches: int | None) -> int | None:

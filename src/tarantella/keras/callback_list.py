@@ -32,7 +32,7 @@ from tarantella.keras import master_weights
 from tarantella.keras.callback_agreement import CommonCallbacks
 from tarantella.keras.callback_rules import gets_plain_model
 from tarantella.keras.tracker_fit import AppendableCallbacks
-from tarantella.runtime import messages, world
+from tarantella.runtime import messages, watch, world
 
 
 class WithOwnLogs:
@@ -158,6 +158,7 @@ class RankCallbacks(AppendableCallbacks):
             super().on_predict_end(logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("train_batch_begin"):
             super().on_train_batch_begin(batch, logs)
 
@@ -166,6 +167,7 @@ class RankCallbacks(AppendableCallbacks):
             super().on_train_batch_end(batch, logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("test_batch_begin"):
             super().on_test_batch_begin(batch, logs)
 
@@ -174,6 +176,7 @@ class RankCallbacks(AppendableCallbacks):
             super().on_test_batch_end(batch, logs)
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        watch.note_step(batch + 1)
         with self._batch_event("predict_batch_begin"):
             super().on_predict_batch_begin(batch, logs)
 

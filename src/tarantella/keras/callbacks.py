@@ -22,7 +22,7 @@ class Callback(keras.callbacks.Callback):
     Returns a callback of the same class, which shares its state with the one passed in.
 
     Args:
-        callback: A Keras callback.
+        callback (Keras callback): The callback.
         aggregate_logs: If True, the callback gets the logs of the global batch; if False, those of
             the rank's own micro-batch, which differ between the ranks.
         run_on_all_ranks: If True, all ranks run the callback; if False, only the master rank. If

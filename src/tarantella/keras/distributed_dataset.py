@@ -12,7 +12,7 @@ from tarantella.data import share
 from tarantella.errors import InputError
 from tarantella.graph.phases import end_phase
 from tarantella.keras.adapter import RankDataAdapter
-from tarantella.runtime import world
+from tarantella.runtime import watch, world
 
 
 def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
@@ -26,8 +26,8 @@ def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) ->
     one step with each batch, and do not collect batches for later.
 
     Args:
-        dataset: A `tf.data.Dataset` batched with the global batch size, or other batches that
-            `fit` takes, the same on all ranks.
+        dataset (tf.data.Dataset): Batches of the global size, the same on all ranks; other
+            batches that `fit` takes will do as well.
         tnt_micro_batch_size: How many samples of each batch a rank gets, as in `fit`.
 
     Returns:
@@ -134,7 +134,8 @@ class DistributedDataset:
         with share.loop() as outer:
             self._adapter.on_epoch_begin()
             try:
-                for micro_batch in self._adapter.get_tf_dataset():
+                for step, micro_batch in enumerate(self._adapter.get_tf_dataset(), 1):
+                    watch.note_step(step)
                     self._counts = (int(micro_batch.count), int(micro_batch.total))
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)

@@ -77,17 +77,20 @@ class Model(keras.Model):
     and weights, but `compile` and `fit` affect only the one they are called on. So the plain model
     can still be used for work that one rank does alone.
 
+    What is not listed here is inherited from `keras.Model <https://keras.io/api/models/model/>`_
+    and from the class of your model: `summary`, `get_layer`, your own methods, and so on.
+
     Args:
-        model: A Functional, Sequential or subclassed Keras model.
-        parallel_strategy: `ParallelStrategy.DATA`, the only one supported.
-        num_pipeline_stages: 1, as the layers of a model are not divided between ranks.
-        gradient_type: The type in which gradients cross the network: "float32", "bfloat16" or
-            "float16". By default, what `--gradient-type` says.
+        model (keras.Model): A Functional, Sequential or subclassed Keras model.
+        parallel_strategy (ParallelStrategy): `ParallelStrategy.DATA`, the only one supported.
+        num_pipeline_stages (int): 1, as the layers of a model are not divided between ranks.
+        gradient_type (str | None): The type in which gradients cross the network: "float32",
+            "bfloat16" or "float16". By default, what `--gradient-type` says.
 
     Attributes:
-        model: A plain Keras model with the layers, weights and optimizer of this one, for work
-            that one rank does alone; a new object each time. If your model has its own attribute
-            `model`, that is kept instead.
+        model (keras.Model): A plain Keras model with the layers, weights and optimizer of this one,
+            for work that one rank does alone; a new object each time. If your model has its own
+            attribute `model`, that is kept instead.
 
     Example:
 
@@ -166,11 +169,35 @@ class Model(keras.Model):
     ) -> Any:
         """Trains the model on all ranks, as `keras.Model.fit` does in one process.
 
+        All ranks have to call it, with the same data and the same arguments. Each rank trains on
+        its micro-batch of every batch. Arguments that do not start with `tnt_` are those of
+        `keras.Model.fit <https://keras.io/api/models/model_training_apis/#fit-method>`_.
+
         Args:
-            x: Data of any kind that Keras takes, the same on all ranks, in batches of the global
-                size.
-            y: Targets.
-            batch_size: The size of the global batch, if `x` is not batched already.
+            x (array, tensor, tf.data.Dataset, keras.utils.PyDataset, generator, DataLoader):
+                The inputs: anything that Keras takes, also nested; or batches of inputs and
+                targets.
+            y (array, tensor): The targets, if `x` does not contain them.
+            batch_size: The size of the *global* batch, if `x` is not in batches already; 32 if you
+                do not pass it.
+            epochs: The epoch to stop after, counted from 1.
+            verbose (str, int): 0 for no output, 1 for a progress bar, 2 for a line for each epoch;
+                "auto" for a bar on a terminal, and lines elsewhere. Output appears once.
+            callbacks (list of Keras callbacks): They get the logs of the global batches;
+                `tnt.keras.callbacks.Callback` says on which ranks they run.
+            validation_split: The fraction of arrays, taken from their end, to validate with.
+            validation_data (tuple, tf.data.Dataset, ...): What to validate with after each epoch,
+                on all ranks.
+            shuffle (bool): Whether to shuffle arrays before each epoch. With
+                `keras.utils.set_random_seed`, the order is that of one process.
+            class_weight (dict[int, float]): How much a sample counts, by its class.
+            sample_weight (array, tensor): How much each sample counts.
+            initial_epoch: The epoch to start from, counted from 0.
+            steps_per_epoch: How many global batches make an epoch; by default, all there are.
+            validation_steps: The same for the validation data.
+            validation_batch_size: The size of the global batch for validation; that of training
+                if you do not pass it.
+            validation_freq (int, list[int]): After how many epochs to validate, or after which.
             tnt_micro_batch_size: How many samples of a batch each rank gets. It sets the batch
                 size of data that are not in batches; otherwise it must match the batch size.
             tnt_validation_micro_batch_size: The same for the validation data.
@@ -179,8 +206,31 @@ class Model(keras.Model):
                 others.
             tnt_distribute_validation_dataset: The same for the validation data.
 
-        All other arguments are those of Keras. Returns the `History`, with the logs of the
-        global batches, on every rank.
+        Returns:
+            keras.callbacks.History: The logs of the global batches, the same on every rank.
+
+        Raises:
+            InputError: If an argument makes no sense, or the model is not compiled.
+            MismatchError: If the ranks pass different arguments, or data of different structure.
+
+        Example:
+
+        ```python
+        import keras
+        import tensorflow as tf
+        import tarantella as tnt
+
+        keras.utils.set_random_seed(1)
+        x = tf.random.stateless_normal((100, 4), seed=(1, 2))
+        y = tf.reduce_sum(x, axis=1, keepdims=True)
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(32)
+
+        model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        model.compile(optimizer="adam", loss="mse")
+        history = model.fit(dataset, epochs=2)  # on two ranks, 16 samples of each batch on each
+        history = model.fit(x, y, batch_size=32, validation_split=0.1, initial_epoch=2, epochs=4)
+        losses = history.history["val_loss"]
+        ```
         """
         self._require_compiled("fit")
         arguments.require_data(x, "fit")
@@ -329,7 +379,41 @@ class Model(keras.Model):
     ) -> Any:
         """Computes the metrics of the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.evaluate`, and two more that `fit` explains.
+        All ranks have to call it, with the same data. It takes two arguments more than
+        `keras.Model.evaluate <https://keras.io/api/models/model_training_apis/#evaluate-method>`_.
+
+        Args:
+            x (array, tensor, tf.data.Dataset, ...): The inputs, as in `fit`.
+            y (array, tensor): The targets, if `x` does not contain them.
+            batch_size: The size of the global batch, if `x` is not in batches already.
+            verbose (str, int): As in `fit`.
+            sample_weight (array, tensor): How much each sample counts.
+            steps: How many global batches to use; by default, all there are.
+            callbacks (list of Keras callbacks): As in `fit`.
+            return_dict: Whether to return the metrics by name.
+            tnt_micro_batch_size: How many samples of a batch each rank gets, as in `fit`.
+            tnt_distribute_dataset: False if every rank passes its own shard of the data, as in
+                `fit`; the metrics are those of all shards together.
+            kwargs: Nothing: Keras uses them inside `fit`.
+
+        Returns:
+            float | list[float] | dict[str, float]: The loss; with metrics, a list that starts with
+            the loss, or a dict. They are those of all the data, the same on every rank.
+
+        Example:
+
+        ```python
+        import keras
+        import numpy as np
+        import tarantella as tnt
+
+        model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        x, y = np.ones((50, 4)), np.ones((50, 1))
+        loss, error = model.evaluate(x, y, batch_size=16)
+        metrics = model.evaluate(x, y, batch_size=16, return_dict=True)
+        assert metrics["mae"] == error
+        ```
         """
         self._require_compiled("evaluate")
         arguments.require_data(x, "evaluate")
@@ -385,10 +469,37 @@ class Model(keras.Model):
     ) -> Any:
         """Computes the predictions for the whole dataset on all ranks, and returns them on each.
 
-        Takes the arguments of `keras.Model.predict`, and two more that `fit` explains. With
-        `tnt_distribute_dataset=False`, the dataset is what all ranks pass together: predictions
-        are ordered by step, and by rank within a step. That is the order of a batched `dataset` if
-        each rank passes `dataset.shard(tnt.get_size(), tnt.get_rank())`.
+        All ranks have to call it, with the same data; to predict on one rank alone, use the plain
+        model. It takes two arguments more than
+        `keras.Model.predict <https://keras.io/api/models/model_training_apis/#predict-method>`_.
+
+        Args:
+            x (array, tensor, tf.data.Dataset, ...): The inputs, as in `fit`.
+            batch_size: The size of the global batch, if `x` is not in batches already.
+            verbose (str, int): As in `fit`.
+            steps: How many global batches to use; by default, all there are.
+            callbacks (list of Keras callbacks): As in `fit`.
+            tnt_micro_batch_size: How many samples of a batch each rank gets, as in `fit`.
+            tnt_distribute_dataset: False if every rank passes its own shard of the data. Then the
+                predictions for all shards are ordered by step, and by rank within a step. That is
+                the order of a batched `dataset` if each rank passes
+                `dataset.shard(tnt.get_size(), tnt.get_rank())`.
+
+        Returns:
+            np.ndarray: The predictions for all samples, in their order, the same on every rank;
+            nested as the model's outputs are, if it has several.
+
+        Example:
+
+        ```python
+        import keras
+        import numpy as np
+        import tarantella as tnt
+
+        model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+        predictions = model.predict(np.ones((50, 4)), batch_size=16)
+        assert predictions.shape == (50, 3)
+        ```
         """
         arguments.require_data(x, "predict")
         arguments.require_steps(x, steps=steps)
@@ -503,7 +614,18 @@ class Model(keras.Model):
         class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains on one global batch, which every rank passes, as `keras.Model.train_on_batch`."""
+        """Trains on one global batch, which every rank passes, as `keras.Model.train_on_batch`.
+
+        Args:
+            x (array, tensor): The inputs of the whole batch, the same on all ranks.
+            y (array, tensor): The targets.
+            sample_weight (array, tensor): How much each sample counts.
+            class_weight (dict[int, float]): How much a sample counts, by its class.
+            return_dict: Whether to return the metrics by name.
+
+        Returns:
+            float | list[float] | dict[str, float]: The loss and the metrics, as from `evaluate`.
+        """
         self._require_compiled("train_on_batch")
         if world.get_size() == 1:
             return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
@@ -521,7 +643,17 @@ class Model(keras.Model):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """Returns the metrics of one global batch, which every rank passes."""
+        """Returns the metrics of one global batch, which every rank passes.
+
+        Args:
+            x (array, tensor): The inputs of the whole batch, the same on all ranks.
+            y (array, tensor): The targets.
+            sample_weight (array, tensor): How much each sample counts.
+            return_dict: Whether to return the metrics by name.
+
+        Returns:
+            float | list[float] | dict[str, float]: The loss and the metrics, as from `evaluate`.
+        """
         self._require_compiled("test_on_batch")
         if world.get_size() == 1:
             return super().test_on_batch(x, y, sample_weight, return_dict)
@@ -531,7 +663,14 @@ class Model(keras.Model):
 
     @with_communicators_of_thread
     def predict_on_batch(self, x: Any) -> Any:
-        """Returns the predictions for one global batch, which every rank passes."""
+        """Returns the predictions for one global batch, which every rank passes.
+
+        Args:
+            x (array, tensor): The inputs of the whole batch, the same on all ranks.
+
+        Returns:
+            np.ndarray: The predictions for the whole batch.
+        """
         if world.get_size() == 1:
             return super().predict_on_batch(x)
         own = self._micro_batch((x,))
@@ -577,13 +716,26 @@ class Model(keras.Model):
         they can read the file afterwards. You can also call `save` on the master alone.
 
         Args:
-            filepath: The path. If it has no extension, the model is saved as a folder, as with
-                `zipped=False`.
+            filepath (str, pathlib.Path): The path. If it has no extension, the model is saved as a
+                folder, as with `zipped=False`.
             overwrite: If False, ask before overwriting a file.
             zipped: If False, write a folder instead of one file.
             tnt_save_all_devices: Whether every rank writes, for example to its own disk. All ranks
                 must then call `save`.
-            kwargs: Further arguments for Keras.
+            kwargs: Further arguments for
+                `keras.Model.save <https://keras.io/api/models/model_saving_apis/>`_.
+
+        Example:
+
+        ```python
+        import keras
+        import tarantella as tnt
+
+        model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        model.compile(optimizer="adam", loss="mse")
+        model.save("trained.keras")
+        plain = keras.models.load_model("trained.keras")  # without Tarantella
+        ```
         """
         saving.save_model(
             self._plain(), filepath, overwrite, zipped, tnt_save_all_devices, **kwargs
@@ -599,7 +751,13 @@ class Model(keras.Model):
     ) -> None:
         """Saves the weights, as `keras.Model.save_weights` does, with the guarantees of `save`.
 
-        A path without an extension gets ".weights.h5", here and in `load_weights`.
+        Args:
+            filepath (str, pathlib.Path): The path. Without an extension, it gets ".weights.h5",
+                here and in `load_weights`.
+            overwrite: If False, ask before overwriting a file.
+            max_shard_size: The size in GB above which the weights are split into several files, in
+                versions of Keras that can.
+            tnt_save_all_devices: Whether every rank writes, as in `save`.
         """
         options = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
         saving.save_weights(self._plain(), filepath, overwrite, tnt_save_all_devices, **options)
@@ -607,11 +765,24 @@ class Model(keras.Model):
     def export(
         self, filepath: Any, *args: Any, tnt_save_all_devices: bool = False, **kwargs: Any
     ) -> None:
-        """Exports the plain Keras model, as `keras.Model.export`, with the guarantees of `save`."""
+        """Exports the plain Keras model, as `keras.Model.export`, with the guarantees of `save`.
+
+        Args:
+            filepath (str, pathlib.Path): The folder, or the file, to write.
+            args: Further arguments for Keras, such as the format.
+            tnt_save_all_devices: Whether every rank writes, as in `save`.
+            kwargs: The same by keyword.
+        """
         saving.export(self._plain(), filepath, *args, everywhere=tnt_save_all_devices, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads weights, as `keras.Model.load_weights` does; see `save_weights` for the path."""
+        """Loads weights, as `keras.Model.load_weights` does.
+
+        Args:
+            filepath (str, pathlib.Path): The path, as in `save_weights`. Every rank reads it.
+            args: Further arguments for Keras, such as `skip_mismatch`.
+            kwargs: The same by keyword.
+        """
         found = loading.find_weights(filepath)
         with loading.whole(found):
             super().load_weights(found, *args, **kwargs)
@@ -648,6 +819,32 @@ class Model(keras.Model):
         return _wrapped(rebuild(*args))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Sets the optimizer, the loss and the metrics, exactly as `keras.Model.compile` does.
+
+        Pass what you would pass to the plain model: plain Keras optimizers, losses and metrics, and
+        the learning rate for the global batch size. `jit_compile`, `run_eagerly` and
+        `steps_per_execution` work on several ranks, too. Call it on the `tnt.Model`, not on the
+        plain model, and with the same arguments on all ranks.
+
+        Args:
+            args: The arguments of
+                `keras.Model.compile <https://keras.io/api/models/model_training_apis/#compile-method>`_.
+            kwargs: The same by keyword.
+
+        Example:
+
+        ```python
+        import keras
+        import tarantella as tnt
+
+        model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]))
+        model.compile(
+            optimizer=keras.optimizers.SGD(learning_rate=0.1, momentum=0.9),
+            loss="sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+        ```
+        """
         super().compile(*args, **kwargs)
         self._tnt_has_master_weights = False
 
@@ -691,9 +888,19 @@ class Sequential(Model):
     """A stack of layers that trains on all ranks: `tnt.Model(keras.Sequential(layers))`.
 
     Args:
-        layers: The layers, in order; `add` adds more.
+        layers (list of Keras layers): The layers, in order; `add` adds more.
         trainable: Whether the weights are trained.
         name: The name of the model.
+
+    Example:
+
+    ```python
+    import keras
+    import tarantella as tnt
+
+    model = tnt.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu")])
+    model.add(keras.layers.Dense(1))
+    ```
     """
 
     def __new__(cls, layers: Any = None, trainable: bool = True, name: str | None = None) -> Any:

@@ -33,7 +33,7 @@ class Optimizer(keras.optimizers.Optimizer):
     `tnt.Model`, which does all this itself, the wrapped optimizer works like the plain one.
 
     Args:
-        optimizer: A Keras optimizer, or the name of one.
+        optimizer (Keras optimizer | str): The optimizer, or the name of one.
 
     Example:
 

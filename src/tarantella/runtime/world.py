@@ -106,7 +106,13 @@ def join(rank: int, locations: Sequence[RankLocation], communicators: Communicat
 
 
 def get_rank() -> int:
-    """The number of this rank, from 0 to `get_size()` - 1."""
+    """The number of this rank, from 0 to `get_size()` - 1; 0 in a serial run.
+
+    Example:
+        >>> import tarantella as tnt
+        >>> tnt.get_rank() in range(tnt.get_size())
+        True
+    """
     return _rank
 
 
@@ -116,12 +122,18 @@ def get_size() -> int:
 
 
 def get_master_rank() -> int:
-    """The rank that writes files and shows output."""
+    """The rank that writes files and shows output: 0."""
     return 0
 
 
 def is_master_rank() -> bool:
-    """Whether this is the rank that writes files and shows output."""
+    """Whether this is the rank that writes files and shows output.
+
+    Example:
+        >>> import tarantella as tnt
+        >>> if tnt.is_master_rank():
+        ...     report = f"{tnt.get_size()} ranks"  # on one rank
+    """
     return get_rank() == get_master_rank()
 
 
