@@ -11,6 +11,7 @@ import pytest
 from tarantella.internals import keras as internals
 from tarantella.keras import callback_rules
 from tarantella.keras.callback_rules import RULES, Phase
+from tarantella.runtime.configuration import Configuration
 
 FIT = Phase("train", verbose=2, trains=True)
 
@@ -76,6 +77,17 @@ def test_callbacks_of_trackers_run_on_the_master_and_leave_the_model_alone() -> 
         assert not callback_rules.runs_on_all_ranks(each)
         assert callback_rules.reads_batch_logs(each, FIT) == reads_batches
         assert not callback_rules.may_change_model(each, "train_batch_end")
+
+
+def test_callbacks_of_trackers_run_on_all_ranks_that_have_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callback = pytest.importorskip("mlflow.keras").MlflowCallback()
+    settings = Configuration(trackers_on_all_devices=True)
+    monkeypatch.setattr(callback_rules, "configuration", lambda: settings)
+    assert callback_rules.runs_on_all_ranks(callback)
+    csv = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    assert not callback_rules.runs_on_all_ranks(csv)
 
 
 def test_a_callback_of_the_user_is_not_taken_for_one_of_a_tracker() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 
 from tarantella.runtime import trackers
@@ -22,6 +25,11 @@ def test_trackers_are_disabled_on_other_ranks(
 
 def test_a_run_that_is_disabled_is_not_open() -> None:
     pytest.importorskip("wandb").init(mode="disabled")
+    assert "wandb" not in trackers.open_runs()
+
+
+def test_something_else_of_the_name_has_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # a folder, in a script's place
     assert "wandb" not in trackers.open_runs()
 
 

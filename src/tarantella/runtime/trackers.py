@@ -51,7 +51,7 @@ TRACKERS = (
         lambda mlflow: mlflow.active_run() is not None,
         "`if tnt.is_master_rank(): mlflow.start_run()`",
     ),
-    # A `disabled` that is passed to an experiment is not lifted by this variable.
+    # `disabled=False` in a `comet_ml.ExperimentConfig` takes precedence over the variable.
     Tracker(
         "Comet",
         "comet_ml",
@@ -71,11 +71,14 @@ def variables_of_rank(rank: int, settings: Configuration) -> dict[str, str]:
 
 def open_runs() -> list[str]:
     """The packages of the trackers that have a run in this process."""
-    return [
-        each.package
-        for each in TRACKERS
-        if (module := sys.modules.get(each.package)) and each.has_run(module)
-    ]
+    return [each.package for each in TRACKERS if _has_run(each)]
+
+
+def _has_run(tracker: Tracker) -> bool:
+    try:
+        return tracker.package in sys.modules and tracker.has_run(sys.modules[tracker.package])
+    except AttributeError:  # another version, or something else of that name
+        return False
 
 
 def warning_of_several_runs(package: str, ranks: int) -> str:
