@@ -32,7 +32,7 @@ def is_rank() -> bool:
 def on_ranks(ranks: int, *options: str) -> list[str]:
     """The start of a command line that runs a script on ranks of this machine, without GPUs."""
     command = Path(sys.executable).parent / "tarantella"
-    return [str(command), "-n", str(ranks), "--no-gpu", *options, "--"]
+    return [str(command), "-n", str(ranks), "--no-gpu", "--quiet", *options, "--"]
 
 
 def tarantella_on_ranks() -> Any:

@@ -90,7 +90,7 @@ def measure_on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
 def run_on_hosts(hosts: Any, hostfile: Path, options: list[str], program: list[str]) -> Any:
     """Runs a program with one rank on each host; returns the JSON in the last line it prints."""
     command = [str(Path(sys.executable).parent / "tarantella"), "--hostfile", str(hostfile)]
-    command += ["--no-gpu", "-x", "TNT_THREADS=1", *options, "--", *program]
+    command += ["--no-gpu", "--quiet", "-x", "TNT_THREADS=1", *options, "--", *program]
     run = hosts["node1"].run(*command, check=False, timeout=900)
     if run.returncode != 0:
         raise Failed(run.stdout + run.stderr)

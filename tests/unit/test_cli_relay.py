@@ -9,6 +9,7 @@ import pytest
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.relay import OutputRelay
+from tarantella.cli.run_record import RunRecord
 from tarantella.cli.stalls import Stalls
 
 LOST_PEER = """\
@@ -26,5 +27,5 @@ def test_launcher_on_any_host_says_nothing_of_its_own(
     program = ["sh", "-c", 'printf %s "$0" >&2', text]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as mpiexec:
         command = MpiexecCommand((), {}, {}, ("node1", "node2"), "train.py")
-        OutputRelay(mpiexec, Outcome(2), "run", command, Stalls({}, 0)).relay()
+        OutputRelay(mpiexec, Outcome(2), "run", command, Stalls({}, 0), RunRecord()).relay()
     assert capfd.readouterr().err == "before\nafter\n"

@@ -7,6 +7,7 @@ import shlex
 from tarantella.cli.host import Host, format_list
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.plan import Plan, Rank
+from tarantella.runtime.words import count
 
 
 def describe(plan: Plan, command: MpiexecCommand) -> str:
@@ -14,11 +15,11 @@ def describe(plan: Plan, command: MpiexecCommand) -> str:
     lines: list[str] = []
     if command.allocation is not None:
         lines += [
-            "The hosts were not checked: they are assumed to be like this machine, with as many",
-            "GPUs as ranks if --n-per-node is given.",
+            "The hosts were not checked: they are assumed to be like this machine. If they have",
+            "GPUs and this machine does not, use --gpu and --n-per-node.",
         ]
     for host in plan.hosts:
-        lines.append(f"host {host.name}: {_count(len(host.cores), 'core')}, {_gpus(host)}")
+        lines.append(f"host {host.name}: {count(len(host.cores), 'core')}, {_gpus(host)}")
         lines += [f"  rank {rank.number}: {_devices(rank, host)}" for rank in plan.ranks_of(host)]
     variables = [shlex.quote(f"{name}={value}") for name, value in command.environment.items()]
     lines += ["environment:", *(f"  {variable}" for variable in variables)]
@@ -32,15 +33,15 @@ def describe(plan: Plan, command: MpiexecCommand) -> str:
     return "\n".join(lines) + "\n"
 
 
+def device_of(rank: Rank, host: Host) -> str:
+    """What a rank computes on."""
+    return "CPU" if rank.gpu is None else f"GPU {rank.gpu} ({host.gpus[rank.gpu].name})"
+
+
 def _gpus(host: Host) -> str:
-    return _count(len(host.gpus), "GPU") if host.gpus else "no GPU"
+    return count(len(host.gpus), "GPU") if host.gpus else "no GPU"
 
 
 def _devices(rank: Rank, host: Host) -> str:
-    device = "CPU" if rank.gpu is None else f"GPU {rank.gpu} ({host.gpus[rank.gpu].name})"
     cores = ("core " if len(rank.cores) == 1 else "cores ") + format_list(rank.cores)
-    return f"{device}, {cores}, {_count(rank.threads, 'thread')}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{device_of(rank, host)}, {cores}, {count(rank.threads, 'thread')}"

@@ -8,11 +8,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tarantella.cli import console
+from tarantella.cli import caller, console
 from tarantella.cli.check import (
     Findings,
     check,
@@ -25,7 +25,8 @@ from tarantella.cli.check import (
 )
 from tarantella.cli.cleanup import clean_up
 from tarantella.cli.command_line import parse
-from tarantella.cli.description import describe
+from tarantella.cli.completion import completion_script
+from tarantella.cli.description import describe, device_of
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
 from tarantella.cli.mpi import Placement, environment_without_run, find_mpiexec
@@ -35,10 +36,14 @@ from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, make_plan
 from tarantella.cli.remote import is_here
 from tarantella.cli.run import RunEnd, RunIdentity, run
+from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.cli.schedulers import Allocation, Ssh, find_allocation
 from tarantella.cli.signals import Stopped, StopSignals, handled_signals
+from tarantella.cli.slow_ranks import SlowRanks
+from tarantella.cli.summary import summary
+from tarantella.cli.time_left import TimeLeft
 from tarantella.errors import InputError
-from tarantella.runtime.announce import RESTARTS
+from tarantella.runtime.announce import RESTARTS, Announcement
 from tarantella.runtime.configuration import (
     GPU,
     LOG_LEVELS,
@@ -47,6 +52,7 @@ from tarantella.runtime.configuration import (
     read_configuration,
 )
 from tarantella.runtime.failure import BAD_INPUT
+from tarantella.runtime.versions import backend_problem
 
 _BROKEN_PIPE = 141
 
@@ -54,12 +60,14 @@ _BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     _open_standard_streams()
+    caller.end_with_it()
     try:
         status = _main(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except InputError as error:
-        print(f"tarantella: {error}", file=sys.stderr)
+        if not caller.tell_refusal(error):
+            print(f"tarantella: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return 130
@@ -75,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     _check_directory()
     options = parse(arguments)
+    if options.completion is not None:
+        print(completion_script(options.completion), end="")
+        return 0
     given = {**dict(options.environment), **options.variables}
     settings = read_configuration({**os.environ, **given})
     options = _with_devices(options, settings, given)
@@ -85,10 +96,12 @@ def _main(arguments: Sequence[str]) -> int:
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
+        _check_backend(options)
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
-        return _run_with_restarts(options, settings, environ, allocation, stop_signals)
+        record = RunRecord(options.program, tuple(arguments), files=_files(settings))
+        return _run_with_restarts(options, settings, environ, allocation, stop_signals, record)
 
 
 def _run_with_restarts(
@@ -97,6 +110,7 @@ def _run_with_restarts(
     environ: dict[str, str],
     allocation: Allocation | None,
     stop_signals: StopSignals,
+    record: RunRecord,
 ) -> int:
     restarts = 0
     identity = RunIdentity()
@@ -106,16 +120,27 @@ def _run_with_restarts(
             environ[RESTARTS] = str(restarts)
             may_lose_hosts = options.allow_fewer_hosts and restarts > 0
             end = _run(
-                options, settings, environ, allocation, stop_signals, may_lose_hosts, identity
+                options,
+                settings,
+                environ,
+                allocation,
+                stop_signals,
+                may_lose_hosts,
+                identity,
+                record,
             )
             reminders = end.reminders
             is_final = end.status in (0, BAD_INPUT) or stop_signals.received
             if is_final or restarts == options.max_restarts:
                 break
             console.show(end.message)
+            record.note_restart(end.message)
             restarts += 1
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
+        record.end(end.message)
+        if not (settings.quiet or stop_signals.received) and (text := summary(record)):
+            console.show(text)
     finally:
         _warn(reminders, settings)
     if end.message:
@@ -131,6 +156,7 @@ def _run(
     stop_signals: StopSignals,
     may_lose_hosts: bool,
     identity: RunIdentity,
+    record: RunRecord,
 ) -> RunEnd:
     """Plan the ranks and run them once."""
     mpiexec = find_mpiexec({**environ, **dict(options.environment)})
@@ -148,7 +174,9 @@ def _run(
                 "--dry-run contacts no host, and this machine has no GPU to judge them by: say "
                 "with --n-per-node how many each of them has."
             )
-        plan = make_plan(options, assumed_hosts(allocation.hosts, here, options.ranks_per_host))
+        gpus = options.ranks_per_host if options.gpu else None
+        plan = make_plan(options, assumed_hosts(allocation.hosts, here, gpus))
+        plan = replace(plan, warnings=())  # about hosts that nobody has looked at
         wanted = options.network_interface
         interfaces = dict.fromkeys(plan.counts, wanted) if wanted else {}
         placement = Placement(allocation, plan.counts, interfaces)
@@ -159,14 +187,52 @@ def _run(
     command = make_mpiexec_command(
         plan, options, mpiexec, environ, placement, terminal=os.isatty(1)
     )
-    _warn(plan.warnings, settings)
+    told = {event.text for event in record.events if event.kind == WARNING}  # before a restart
+    for warning in plan.warnings:
+        if warning not in told:
+            _warn([warning], settings)
+            record.note(WARNING, warning)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)
     if options.output_dir:
         _make_folder(options.output_dir)
-    end = run(command, environ, stop_signals, identity)
+    record.begin(_ranks(plan))
+    observers = _observers(options, settings, plan, record)
+    end = run(command, environ, stop_signals, identity, record, observers)
     return replace(end, reminders=plan.reminders + end.reminders)
+
+
+def _ranks(plan: Plan) -> Ranks:
+    """The planned ranks, for the record of a run."""
+    hosts = {host.name: host for host in plan.hosts}
+    return Ranks(
+        tuple(rank.host for rank in plan.ranks),
+        tuple(device_of(rank, hosts[rank.host]) for rank in plan.ranks),
+        tuple(len(rank.cores) for rank in plan.ranks),
+    )
+
+
+def _observers(
+    options: Options, settings: Configuration, plan: Plan, record: RunRecord
+) -> list[Callable[[Announcement], None]]:
+    """What listens to the ranks while they run."""
+
+    def warn(text: str) -> None:
+        record.note(WARNING, text)
+        _warn([text], settings)
+
+    slow_ranks = SlowRanks({rank.number: rank.host for rank in plan.ranks}, warn)
+    observers: list[Callable[[Announcement], None]] = [record.hear, slow_ranks.hear]
+    if options.progress or (os.isatty(2) and not settings.quiet):
+        observers.append(TimeLeft(console.show, always=options.progress).hear)
+    return observers
+
+
+def _files(settings: Configuration) -> dict[str, str]:
+    """The files that a run is to write, by the options that ask for them."""
+    files = {"--timeline": settings.timeline, "--output-dir": settings.output_dir}
+    return {option: name for option, name in files.items() if name}
 
 
 def _plan_for(
@@ -216,6 +282,13 @@ def _check_directory() -> None:
         raise InputError(
             f"The working directory cannot be used ({error.strerror}): change to another one."
         ) from None
+
+
+def _check_backend(options: Options) -> None:
+    """Refuse another backend of Keras, as far as it is known before ranks start."""
+    problem = backend_problem({**os.environ, **dict(options.environment)})
+    if problem and options.runs_script:
+        raise InputError(problem)
 
 
 def _make_folder(name: str) -> None:

@@ -11,21 +11,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tarantella.cli import console, processes
+from tarantella.cli import caller, console, processes
 from tarantella.cli.launcher_messages import LauncherMessages
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.rank_prefix import RankPrefix
+from tarantella.cli.run_record import STALL, WARNING, RunRecord
 from tarantella.cli.signals import Stopped
 from tarantella.cli.stalls import Stalls
 from tarantella.cli.streams import Passage, StreamFilter
 from tarantella.runtime import times
-from tarantella.runtime.announce import LEAVES, PRINTED, Announcement, line_start, parse
+from tarantella.runtime.announce import (
+    ASKS,
+    LEAVES,
+    PRINTED,
+    REPLIES,
+    Announcement,
+    line_start,
+    parse,
+)
 
 _PIECE = 1 << 16
 _PIPE_SIZE = 1 << 20  # bytes; the most that Linux gives to every user
@@ -34,6 +43,8 @@ _TENSORFLOW_START_UP = (
     b"WARNING: All log messages before absl::InitializeLog() is called",
     b"I0000 00:00:",
 )
+# What it prints after the reason when it gives up, as when memory runs out: its C++ functions.
+_TENSORFLOW_STACK = (b"*** Check failure stack trace: ***", b"    @     0x")
 # What TensorFlow's collectives print on every other rank when a rank has ended: where each line
 # begins, and what it has in it.
 _COLLECTIVES_ABORT = {
@@ -55,6 +66,8 @@ class OutputRelay:
         run_id: identifies the run
         command: what mpiexec was started with
         stalls: is told which ranks wait
+        record: keeps the warnings
+        observers: are told all that ranks announce
     """
 
     def __init__(
@@ -64,18 +77,23 @@ class OutputRelay:
         run_id: str,
         command: MpiexecCommand,
         stalls: Stalls,
+        record: RunRecord,
+        observers: Sequence[Callable[[Announcement], None]] = (),
     ) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
         self._outcome = outcome
         self._stalls = stalls
+        self._record = record
+        self._observers = observers
         self._run_id = run_id
         self._started = self._looked = time.monotonic()
         self._hosts = dict(enumerate(command.hosts))
         self._has_hosts = command.allocation is not None
         hidden = _TENSORFLOW_START_UP if command.quiet_tensorflow else ()
-        self._lines = RankPrefix(self._has_hosts, hidden)
+        stack = _TENSORFLOW_STACK if command.quiet_tensorflow else ()
+        self._lines = RankPrefix(self._has_hosts, (*hidden, *stack))
         self._stopping = False
         self._deadline: float | None = None
         self._workers_deadline: float | None = None
@@ -139,6 +157,7 @@ class OutputRelay:
             self._stalls.forgive(gap)
         self._outcome.hear_early_end(times.TIME_TO_END_TOGETHER)
         if (warning := self._stalls.warning()) is not None:
+            self._record.note(STALL, warning)
             console.warn(warning)
         if (failure := self._stalls.failure()) is not None:
             self._outcome.hear_stall(failure)
@@ -207,13 +226,21 @@ class OutputRelay:
     def _hear(self, news: Announcement) -> None:
         warned = len(self._outcome.warnings)
         self._outcome.hear(news)
-        for warning in self._outcome.warnings[warned:] if self._stalls.warns else ():
-            console.warn(warning)
+        for warning in self._outcome.warnings[warned:]:
+            self._record.note(WARNING, warning)
+            if self._stalls.warns:
+                console.warn(warning)
         self._stalls.hear(news)
+        for hear in self._observers:
+            hear(news)
         if news.kind == LEAVES and self._stopping and self._deadline is not None:
             # A rank that uses up its time is then killed, and its announcement has to arrive.
             patience = news.status + times.TIME_FOR_RANKS_TO_END
             self._deadline = max(self._deadline, time.monotonic() + patience)
+        if news.kind == ASKS:
+            caller.send_piece(self._process, news.status)
+        if news.kind == REPLIES:
+            caller.tell(news)
         if news.kind == PRINTED:
             self._show(news.stream, self._lines.add(news))
 
@@ -226,6 +253,10 @@ class OutputRelay:
         passages = [Passage(line_start(self._run_id), b"\n", announced), *messages.in_errors()]
         passages += [Passage(start, b"\n", lambda _: b"") for start in hidden]
         if hidden:
+            passages += [
+                Passage(start, b"\n", lambda _: b"", begins_line=True)
+                for start in _TENSORFLOW_STACK
+            ]
             passages += [
                 Passage(start, b"\n", partial(_unless_it_has, texts), begins_line=True)
                 for start, texts in _COLLECTIVES_ABORT.items()

@@ -7,24 +7,25 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tarantella.cli import console, processes
+from tarantella.cli import caller, console, processes
 from tarantella.cli.gpu_shortage import reminders_of_ranks
 from tarantella.cli.host_cleanup import HOST_CLEANUP
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
 from tarantella.cli.relay import OutputRelay
 from tarantella.cli.remote import ask_all, send_to_group
+from tarantella.cli.run_record import RunRecord
 from tarantella.cli.schedulers import Allocation
 from tarantella.cli.signals import Stopped, StopSignals
 from tarantella.cli.stalls import Stalls
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.supervisor import die_with
 from tarantella.runtime import times
-from tarantella.runtime.announce import HEARTBEAT, RUN_ID
+from tarantella.runtime.announce import HEARTBEAT, RUN_ID, Announcement
 from tarantella.runtime.configuration import read_configuration
 
 
@@ -61,8 +62,19 @@ def run(
     environ: Mapping[str, str],
     stop_signals: StopSignals,
     identity: RunIdentity,
+    record: RunRecord,
+    observers: Sequence[Callable[[Announcement], None]] = (),
 ) -> RunEnd:
-    """Start the ranks and wait until they end."""
+    """Start the ranks and wait until they end.
+
+    Args:
+        command: what starts them
+        environ: the environment to start them in
+        stop_signals: says when they have to end
+        identity: of the run
+        record: what is kept of it
+        observers: are told all that ranks announce
+    """
     settings = read_configuration({**environ, **command.environment})
     shows_warnings = settings.log_level != "ERROR"
     stalls = Stalls(dict(enumerate(command.hosts)), settings.stall_seconds, shows_warnings)
@@ -71,7 +83,7 @@ def run(
     process = subprocess.Popen(
         command.argv,
         env={**environ, **command.environment, **_run_variables(command, identity)},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if caller.is_there() else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
@@ -79,7 +91,7 @@ def run(
         preexec_fn=lambda: die_with(own_pid, signal.SIGTERM),
     )
     outcome = Outcome(len(command.hosts), command.runs_script)
-    relay = OutputRelay(process, outcome, identity.run_id, command, stalls)
+    relay = OutputRelay(process, outcome, identity.run_id, command, stalls, record, observers)
     status = None
     try:
         stop_signals.arm()
@@ -98,6 +110,7 @@ def run(
         return RunEnd(status, reminders=reminders)
     if failure is None:
         return RunEnd(0, reminders=reminders)
+    caller.tell_failure(failure, outcome.message())
     return RunEnd(failure.status, outcome.message(), reminders)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from tarantella.comm import buffers
 from tarantella.comm.waiting import count_barrier, pauses
 from tarantella.runtime import times, watch
+from tarantella.runtime.meter import METER
 from tarantella.runtime.timeline import Timeline, now, timeline
 
 Array = npt.NDArray[Any]
@@ -112,17 +114,20 @@ class BackgroundAllreduce:
     def send(self, message: Message) -> None:
         """Sums a message, in the background, after all that were sent before."""
         count_barrier(self._communicator)
+        METER.note_sent()
         with self._changed:
             self._to_send.append(message)
             self._changed.notify_all()
 
     def wait(self, message: Message) -> None:
         """Returns when the sum has arrived."""
-        with watch.waiting(self._communicator.purpose), self._changed:
+        since = monotonic()
+        with watch.waiting(self._communicator.purpose, computes=True), self._changed:
             while not message.is_done:
                 if self._error is not None:
                     raise self._error
                 self._changed.wait()
+        METER.note_received(since)
 
     def _attend(self) -> None:
         try:

@@ -33,6 +33,7 @@ from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, times, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
+from tarantella.runtime.meter import METER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
 # The numbers of a step: how many samples this rank has and all ranks have, the fingerprint of the
@@ -41,8 +42,8 @@ _COUNT, _TOTAL, _FINGERPRINT, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever reaches
-# Ranks that only compare what they have had do so after 1, 2, 4, ... and each of so many steps; a
-# power of two.
+# Ranks that only compare what they have had do so after 1, 2, 4, ... and each of so many steps, a
+# power of two, and at the end of an epoch.
 _STEPS_BETWEEN_CHECKS = 16
 _HASH_FACTOR = 31
 
@@ -61,6 +62,7 @@ class AgreedSteps:
             otherwise they share batches, and must agree on how large these are.
         batches: How many batches they share, if all ranks know that: a number, or
             `tf.data.INFINITE_CARDINALITY`.
+        steps_per_epoch: How many steps an epoch has, if it is not a pass over the batches.
 
     Attributes:
         dataset: The micro-batches, each with the size of its step over all ranks.
@@ -69,9 +71,15 @@ class AgreedSteps:
 
     purpose = "data"
 
-    def __init__(self, split: Split, own_data: bool = False, batches: int | None = None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        own_data: bool = False,
+        batches: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         self._own_data = own_data
-        self._batches = batches
+        self._steps_per_epoch = steps_per_epoch or batches
         self._padding = split.padding
         self._finish = split.finish or (lambda data: data)
         self.dataset = split.micro_batches
@@ -105,29 +113,30 @@ class AgreedSteps:
         return taken.scan(optionals.empty(), self._micro_batch)
 
     def _checked(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
-        nothing = tuple(tf.constant(number, tf.int64) for number in (_NO_PASS, 0, 0, 0))
+        nothing = tuple(tf.constant(number, tf.int64) for number in (_NO_PASS, 0, 0, 0, 0))
         return micro_batches.prefetch(tf.data.AUTOTUNE).scan(nothing, self._check)
 
     @tf.autograph.experimental.do_not_convert
     def _check(self, before: Any, one: MicroBatch) -> Any:
         """The micro-batch; at some steps, compares what this rank has had with the others."""
-        pass_number, step, samples, fingerprint = before
-        samples += one.total
+        pass_number, step, count, total, fingerprint = before
+        count += one.count
+        total += one.total
         fingerprint = fingerprint * _HASH_FACTOR + _fingerprint(one)
         number = step + 1
         mask = tf.minimum(step, _STEPS_BETWEEN_CHECKS - 1)
         is_due = tf.equal(tf.bitwise.bitwise_and(number, mask), 0)
-        if self._batches != tf.data.INFINITE_CARDINALITY:
-            is_due |= tf.equal(number, self._batches)
+        if (self._steps_per_epoch or 0) > 0:
+            is_due |= tf.equal(number % self._steps_per_epoch, 0)
 
         def compare() -> tf.Tensor:
-            numbers = tf.stack([one.count, samples, fingerprint])
+            numbers = tf.stack([count, total, fingerprint])
             arguments = [pass_number, step, numbers]
             return tf.ensure_shape(host_call(self._exchange.compare, arguments, tf.int64), ())
 
         pass_number = tf.cond(is_due, compare, lambda: pass_number)
         own = MicroBatch(one.count, one.total, self._finish(one.data))
-        return (pass_number, number, samples, fingerprint), own
+        return (pass_number, number, count, total, fingerprint), own
 
     def _with_end(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         """The numbers of each micro-batch, and its data in an optional that is empty at the end."""
@@ -269,6 +278,7 @@ class _Exchange:
         self._passes = itertools.count()
         self._next_position = (0, 0)
         self._in_doubt = self._has_complained = False
+        self._noted = (0, 0)  # steps and samples of this rank, in this pass
         self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
         self._lock = threading.Lock()
@@ -299,6 +309,8 @@ class _Exchange:
             position = np.array([number, step], np.int64)
             self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
         self.agree(position, numbers, so_far=True)
+        before, self._noted = self._noted if step else (0, 0), (int(step) + 1, int(numbers[_COUNT]))
+        METER.note_samples(self._noted[1] - before[1], steps=self._noted[0] - before[0])
         return position[0]
 
     def agree(self, position: np.ndarray, numbers: np.ndarray, so_far: bool = False) -> np.bool_:
@@ -309,6 +321,7 @@ class _Exchange:
             numbers: The numbers of this rank.
             so_far: Whether these are about all steps of the pass up to this one.
         """
+        METER.note_input()
         try:
             others = self._receive(position, len(numbers))
             everyones = {world.get_rank(): numbers, **others}
@@ -329,6 +342,8 @@ class _Exchange:
             raise
         self._agreed = {_key(position): agreed}
         is_step = agreed[_COUNT] != _ENDED
+        if is_step and not so_far:
+            METER.note_samples(int(agreed[_COUNT]))
         if is_step and self.on_next_step is not None:
             self.on_next_step(int(agreed[_TOTAL]))
             self.on_next_step = None

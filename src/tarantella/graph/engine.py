@@ -18,9 +18,10 @@ from tarantella.graph.device_channel import DeviceChannel
 from tarantella.graph.host_channel import HostChannel
 from tarantella.graph.overlapped import OverlappedChannel
 from tarantella.internals.tensorflow import start_server
-from tarantella.runtime import messages, servers, watch, world
+from tarantella.runtime import messages, run_report, servers, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
+from tarantella.runtime.meter import SUMS
 
 # What a rank waits in, if NCCL does not get through.
 _FIRST_SUM = "the first sum by NCCL (`--gpu-sums host` does without it)"
@@ -115,6 +116,7 @@ def _decide() -> str:
         problem = _problem_of_ranks(_own_problem(hint)) or _problem_of_ranks(_try(hint))
         if not problem:
             LOGGER.info("Values are summed by TensorFlow's collectives (%s).", hint)
+            run_report.describe(unseen=[SUMS])
             return hint
     if wanted == "auto":
         if problem and problem != _NO_GPU:  # without any GPU, nothing is lost
@@ -123,6 +125,7 @@ def _decide() -> str:
                 "which is slower. `--gpu-sums host` turns this warning off.",
                 problem,
             )
+            run_report.describe(engine="MPI")
         return ""
     raise InputError(
         f"The GPUs cannot use NCCL, which `--gpu-sums nccl` asks for: {problem or _NO_GPU}. "

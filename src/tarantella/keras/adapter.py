@@ -50,7 +50,9 @@ class RankDataAdapter(internals.DataAdapter):
         self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
         batches = None if own_data else _common_number_of_batches(adapter)
-        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data, batches)
+        self._steps = (
+            own.unused.pop() if own.unused else AgreedSteps(own, own_data, batches, steps_per_epoch)
+        )
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _continues_across_epochs(adapter, steps_per_epoch):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,3 +133,17 @@ def listed(callbacks: Any) -> list[Any]:
                 "as `keras.callbacks.EarlyStopping()`."
             )
     return found
+
+
+@contextmanager
+def followed_by(callbacks: Any, last: Any) -> Iterator[Any]:
+    """Callbacks, in any form that Keras takes, with one more after them."""
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        yield [*listed(callbacks), last]
+        return
+    last.set_params(callbacks.params)
+    callbacks.callbacks.append(last)
+    try:
+        yield callbacks
+    finally:
+        callbacks.callbacks.remove(last)

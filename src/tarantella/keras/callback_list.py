@@ -33,6 +33,7 @@ from tarantella.keras.callback_agreement import CommonCallbacks
 from tarantella.keras.callback_rules import gets_plain_model
 from tarantella.keras.tracker_fit import AppendableCallbacks
 from tarantella.runtime import messages, watch, world
+from tarantella.runtime.meter import METER
 
 
 class WithOwnLogs:
@@ -199,14 +200,15 @@ class RankCallbacks(AppendableCallbacks):
     @contextmanager
     def _event(self, follows_master: bool = True) -> Iterator[None]:
         self.model._tnt_stop_requests.undecide()  # callbacks see their own requests
-        try:
-            yield
-        except Exception as error:
-            if error is self._shared_error or isinstance(error, MismatchError):
-                raise  # all ranks have it already
-            master_done.report_failure(error)
-            self.synchronize(error, follows_master)
-        self.synchronize(follows_master=follows_master)
+        with METER.callbacks():
+            try:
+                yield
+            except Exception as error:
+                if error is self._shared_error or isinstance(error, MismatchError):
+                    raise  # all ranks have it already
+                master_done.report_failure(error)
+                self.synchronize(error, follows_master)
+            self.synchronize(follows_master=follows_master)
 
     @contextmanager
     def _batch_event(self, event: str) -> Iterator[None]:
@@ -214,7 +216,8 @@ class RankCallbacks(AppendableCallbacks):
             with self._event(follows_master=self.common.apart):
                 yield
         else:
-            yield
+            with METER.callbacks():
+                yield
             in_fit = self._trains and self.common.save_freq is not None
             if event == "train_batch_end" or (event == "test_batch_end" and in_fit):
                 self._exchange_requests()

@@ -13,6 +13,7 @@ from tarantella.errors import InputError
 from tarantella.graph.phases import end_phase
 from tarantella.keras.adapter import RankDataAdapter
 from tarantella.runtime import watch, world
+from tarantella.runtime.meter import INPUT, METER
 
 
 def distribute_dataset(dataset: Any, tnt_micro_batch_size: int | None = None) -> DistributedDataset:
@@ -131,15 +132,18 @@ class DistributedDataset:
         return iter(self.dataset) if self._is_plain else self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        with share.loop() as outer:
+        with share.loop() as outer, METER.part(INPUT):
             self._adapter.on_epoch_begin()
             try:
                 for step, micro_batch in enumerate(self._adapter.get_tf_dataset(), 1):
                     watch.note_step(step)
                     self._counts = (int(micro_batch.count), int(micro_batch.total))
+                    METER.note_input()
+                    METER.note_step(int(micro_batch.count))
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)
                     yield _without_optionals(micro_batch.data)
+                    METER.next_input()
                 # Back to the batch of a loop around this one. A step on the last batch may follow
                 # a loop that is left before its end.
                 share.set_current(*outer)

@@ -31,15 +31,17 @@ from tarantella.keras import (
 )
 from tarantella.keras.adapter import RankDataAdapter, restarts_each_epoch, split_for_validation
 from tarantella.keras.backup_files import backup_callback
-from tarantella.keras.callback_agreement import listed
+from tarantella.keras.callback_agreement import followed_by, listed
 from tarantella.keras.callback_list import RankCallbacks
 from tarantella.keras.callback_rules import stand_in_for
 from tarantella.keras.distributed_dataset import undistributed
+from tarantella.keras.measured import measured_fit, stated_batch_size
 from tarantella.keras.micro_batch_size import in_batches
 from tarantella.keras.thread_functions import with_communicators_of_thread
-from tarantella.runtime import world
+from tarantella.runtime import run_report, world
 from tarantella.runtime.configuration import GRADIENT_TYPES
 from tarantella.runtime.log import LOGGER
+from tarantella.runtime.meter import COMPUTE, EVALUATION, METER
 from tarantella.runtime.progress_output import progress_output, shown
 
 _ALL = frozenset({"train", "test"})
@@ -105,6 +107,7 @@ class Model(keras.Model):
     ```
     """
 
+    _tnt_batch_size: int
     _tnt_gradient_type: str
     _tnt_has_master_weights: bool
     _tnt_plain_class: Any
@@ -263,7 +266,12 @@ class Model(keras.Model):
                 "validation_batch_size": validation_batch_size,
                 "validation_freq": validation_freq,
             }  # fmt: skip
-            with self._backed_up_alone(**given) as resumed:
+            if run_report.is_wanted():
+                self._tnt_batch_size = stated_batch_size(x, batch_size)
+            with (
+                measured_fit(callbacks) as given["callbacks"],
+                self._backed_up_alone(**given) as resumed,
+            ):
                 # A tracker's `fit` may take an argument for given that is there.
                 given = {name: value for name, value in resumed.items() if value is not None}
                 return super().fit(**given)
@@ -346,6 +354,7 @@ class Model(keras.Model):
                 initial_epoch,
                 lambda: master_weights.build(self, adapter.spec),
             ) as callbacks,
+            measured_fit(container),
         ):
             # Past the `fit` of a tracker, if the master calls that.
             fit = super().fit if tracker_fit.is_called() else super(keras.Model, self).fit
@@ -362,6 +371,7 @@ class Model(keras.Model):
 
     @with_communicators_of_thread
     @progress_output()
+    @METER.part(EVALUATION)
     def evaluate(
         self,
         x: Any = None,
@@ -456,6 +466,7 @@ class Model(keras.Model):
 
     @with_communicators_of_thread
     @progress_output()
+    @METER.part(EVALUATION)
     def predict(
         self,
         x: Any,
@@ -506,7 +517,7 @@ class Model(keras.Model):
         x, tnt_micro_batch_size = undistributed(x, tnt_micro_batch_size)
         if world.get_size() == 1:
             x, batch_size = _alone(x, batch_size, tnt_micro_batch_size)
-            with _refusing_no_samples(callbacks) as callbacks:
+            with followed_by(callbacks, prediction.NeedsSamples()) as callbacks:
                 return super().predict(x, batch_size, shown(verbose), steps, callbacks)
         adapter = _adapter(
             "prediction",
@@ -520,7 +531,7 @@ class Model(keras.Model):
         with (
             adapter.explaining(),
             self._callbacks(callbacks, adapter, shown(verbose)) as container,
-            _refusing_no_samples(container) as callbacks,
+            followed_by(container, prediction.NeedsSamples()) as callbacks,
         ):
             if container.common.given:
                 with prediction.gathered_predictions(self):
@@ -636,7 +647,12 @@ class Model(keras.Model):
                 y, class_weight
             )
         own = self._micro_batch((x, y, sample_weight))
-        with self._batch_logs(_ALL), self._given("train_function", iter([own])):
+        with (
+            METER.part(COMPUTE),
+            self._batch_logs(_ALL),
+            self._given("train_function", iter([own])),
+        ):
+            METER.note_step(int(own.count))
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     @with_communicators_of_thread
@@ -926,20 +942,6 @@ def _adapter(purpose: str, data: tuple[Any, ...], **options: Any) -> RankDataAda
     if not options["distribute"]:
         LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose)
     return RankDataAdapter.of(*data, purpose=f"{purpose} data", **options)
-
-
-@contextmanager
-def _refusing_no_samples(callbacks: Any) -> Iterator[Any]:
-    """The callbacks of a `predict`, with one more that refuses data without samples."""
-    refusing = prediction.NeedsSamples()
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        yield [*listed(callbacks), refusing]
-        return
-    callbacks.callbacks.append(refusing)
-    try:
-        yield callbacks
-    finally:
-        callbacks.callbacks.remove(refusing)
 
 
 def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.graph.engine import channel
@@ -26,10 +27,12 @@ from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.compiled_call import call_compiled
 from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
+from tarantella.keras.measured import measured_function
 from tarantella.keras.metrics import global_results
 from tarantella.keras.step import Step, current
 from tarantella.keras.stop_requests import StopsOnAllRanks
 from tarantella.runtime import world
+from tarantella.runtime.meter import METER
 
 
 class _Replaceable:
@@ -67,6 +70,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     """
 
     jit_compile: Any
+    train_function: Any
     _tnt_advice: Advice
     _tnt_compiles_calls: bool
     _tnt_batch_logs: frozenset[str]
@@ -78,6 +82,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         if not isinstance(data, MicroBatch):
             return super().train_step(data)
         step_on = vars(self).get("train_step", super().train_step)
+        if not tf.executing_eagerly():
+            METER.note_tracing()
         end_phase("input", data.data)
         compiled = self._compiled_step(data, step_on)
         if isinstance(compiled, CompiledStep):
@@ -257,7 +263,9 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
-            return self._make("train", super().make_train_function, force)
+            made = self._make("train", super().make_train_function, force)
+        self.train_function = measured_function(self.train_function, self)
+        return made
 
     def make_test_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():

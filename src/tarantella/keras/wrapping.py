@@ -29,6 +29,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         **_NO_FUNCTIONS,
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
+        _tnt_batch_size=0,
         _tnt_compiles_calls=False,
         _tnt_gradient_type=configuration().gradient_type,
         _tnt_new_variables=master_weights.NewVariables(),

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 
-from tarantella.runtime.announce import PRINTED, announce, is_run_by_command, prints
+from tarantella.runtime.announce import (
+    PRINTED,
+    WARNED,
+    Announcement,
+    announce,
+    is_run_by_command,
+    prints,
+)
 from tarantella.runtime.configuration import Configuration
 
 LOGGER = logging.getLogger("tarantella")
@@ -37,6 +45,7 @@ class ToCommand(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            _tell_of_warning(record, self._rank)
             text = (self.format(record) + "\n").encode(errors="replace")
             for news in prints(PRINTED, self._rank, self._host, 2, text):
                 announce(news)
@@ -47,12 +56,24 @@ class ToCommand(logging.Handler):
 class ErrorStream(logging.Handler):
     """Writes to what `sys.stderr` is at the time of the message, in one call."""
 
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            _tell_of_warning(record, self._rank)
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
+
+
+def _tell_of_warning(record: logging.LogRecord, rank: int) -> None:
+    """Tells the command of a warning, which it keeps in its record of the run."""
+    if record.levelno >= logging.WARNING:
+        text, host = record.getMessage(), socket.gethostname()
+        announce(Announcement(WARNED, rank, host, os.getpid(), cause=text))
 
 
 def configure(configuration: Configuration, rank: int, size: int) -> None:
@@ -76,6 +97,6 @@ def _handler(configuration: Configuration, rank: int, size: int) -> logging.Hand
         handler: logging.Handler = ToCommand(rank)
         handler.setFormatter(RankPrefixFormatter())
     else:
-        handler = ErrorStream()
+        handler = ErrorStream(rank)
         handler.setFormatter(RankPrefixFormatter(f"[rank {rank}] " if names_rank else ""))
     return handler

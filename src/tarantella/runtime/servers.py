@@ -38,6 +38,11 @@ def addresses() -> tuple[str, ...]:
     return _addresses
 
 
+def words_for_collectives() -> str:
+    """What TensorFlow's collectives use, in words."""
+    return "TensorFlow's ring" if configuration().gpu_sums == "ring" else "NCCL"
+
+
 def problem() -> str:
     """Why there are no addresses; empty if no rank has a GPU, or wants them."""
     return _problem

@@ -1,4 +1,4 @@
-"""The start of a rank: MPI, log messages, the watch for stalls, and a timeline.
+"""The start of a rank: MPI, log messages, the watch for stalls, a timeline, and what is shown.
 
 A process that an MPI launcher has started is a rank, and starts MPI; any other is a serial run.
 """
@@ -13,10 +13,13 @@ from types import ModuleType
 
 from tarantella.errors import InputError, TarantellaError
 from tarantella.runtime import (
+    banner,
     ending,
     launcher,
     log,
+    memory,
     messages,
+    run_report,
     servers,
     timeline,
     trackers,
@@ -39,7 +42,7 @@ def start_rank() -> None:
     _started = True
     parent = launcher.rank_of_parent()
     launch = launcher.find_launch()
-    has_mpi = False
+    library = ""  # of MPI
     if parent is not None:
         # A worker that a rank has spawned belongs to that rank; another program runs serially.
         if any("from multiprocessing." in word for word in sys.orig_argv):
@@ -48,15 +51,17 @@ def start_rank() -> None:
         ending.install()
         if launch is not None:
             _tell(JOINS, launch)
-            _start_mpi(launch)
+            library = _start_mpi(launch)
             _tell(JOINED, launch)
-            has_mpi = True
     settings = _settings()
     log.configure(settings, world.get_rank(), world.get_size())
-    if has_mpi:
+    if library:
         os.environ.update(trackers.variables_of_rank(world.get_rank(), settings))
-    if has_mpi and world.get_size() > 1 and settings.stall_seconds:
+    if library and world.get_size() > 1 and settings.stall_seconds:
         watch.start(world.get_rank(), settings.stall_seconds)
+    if library:
+        banner.show(settings)
+        run_report.start(library, banner.words_for_engine())
     if parent is None and (name := _timeline_of_master(settings)):
         timeline.start(name)
 
@@ -86,7 +91,8 @@ def _settings() -> Configuration:
         return Configuration()
 
 
-def _start_mpi(launch: Launch) -> None:
+def _start_mpi(launch: Launch) -> str:
+    """Starts MPI, and returns the name of its library."""
     if "tensorflow" not in sys.modules:
         # TensorFlow says how it was built when it starts, and would do so on every rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -100,9 +106,12 @@ def _start_mpi(launch: Launch) -> None:
         mpi4py.rc.finalize = False  # we do it at the end, and never in a forked process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        limit = memory.limit_in_words()
+        advice = "install one, for example with `pip install mpich`"
         raise TarantellaError(
             f"{launch.launcher} has started this process, but no MPI library could be loaded "
-            f"({str(error).splitlines()[0]}): install one, for example with `pip install mpich`."
+            f"({str(error).splitlines()[0]}): "
+            + (f"memory may have run out, as {limit}; if not, {advice}." if limit else f"{advice}.")
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TarantellaError(
@@ -133,6 +142,7 @@ def _start_mpi(launch: Launch) -> None:
     launcher.declare_rank(rank, size)
     if size > 1:
         servers.exchange_addresses()
+    return _name_of_library(MPI)
 
 
 def _has_rdma() -> bool:

@@ -70,6 +70,9 @@ PIPE_CHECK_INTERVAL = 0.0002
 TIME_FOR_EMPTY_PIPE = 1.0
 # Open MPI drops output that is still in flight when a rank has ended.
 TIME_TO_READ_BEFORE_END = 0.3
+# Ranks report what they have done this often: often enough to draw a run of a minute, and seldom
+# enough to cost nothing.
+TIME_BETWEEN_MEASUREMENTS = 5.0
 # On other hosts, supervisors send heartbeats ...
 TIME_BETWEEN_HEARTBEATS = 5.0
 # ... and after this long without one, when several are missing, the host is considered dead.

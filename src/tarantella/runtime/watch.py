@@ -70,20 +70,64 @@ _unseen_since: dict[tuple[str, int], float] = {}
 
 
 class waiting:  # noqa: N801, used like a function
-    """What is done in here cannot end without the other ranks."""
+    """What is done in here cannot end without the other ranks.
 
-    __slots__ = ("_purpose",)
+    Args:
+        purpose: What is waited in.
+        computes: Whether this rank may compute meanwhile, so that it loses no time.
+    """
 
-    def __init__(self, purpose: str) -> None:
+    __slots__ = ("_computes", "_purpose")
+
+    def __init__(self, purpose: str, computes: bool = False) -> None:
         self._purpose = purpose
+        self._computes = computes
 
     def __enter__(self) -> None:
         _waits[id(self)] = (self._purpose, _clock(), threading.get_ident())
+        if not self._computes:
+            _time_lost.begin()
 
     def __exit__(self, *_: object) -> None:
         global _moved_on
         _waits.pop(id(self), None)
         _moved_on = _clock()
+        if not self._computes:
+            _time_lost.end()
+
+
+class _TimeLost:
+    """The time in which at least one thread waited."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._waits:
+                self._since = time.monotonic()
+            self._waits += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._waits -= 1
+            if not self._waits:
+                self._seconds += time.monotonic() - self._since
+
+    def seconds(self) -> float:
+        with self._lock:
+            return self._seconds + (time.monotonic() - self._since if self._waits else 0.0)
+
+
+_time_lost = _TimeLost()
+
+
+def seconds_waited() -> float:
+    """For how long this rank has waited for others so far."""
+    return _time_lost.seconds()
 
 
 def _clock() -> float:
