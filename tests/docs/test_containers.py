@@ -190,6 +190,8 @@ def test_the_image_of_apptainer_is_that_of_docker() -> None:
     assert f"Bootstrap: docker\nFrom: {base}\n" in (FILES / "tarantella.def").read_text()
 
 
+# It does not always pass: at times MPICH's request to Slurm's PMI2 is garbled, and the job hangs.
+@pytest.mark.long
 def test_the_job_script_trains_under_slurm(hosts: Testbed, folder: Path) -> None:
     if what_slurm_misses():
         pytest.skip(what_slurm_misses())
