@@ -150,6 +150,20 @@ def test_description_ends_with_a_line_for_the_shell() -> None:
     assert tuple(words[-len(command.argv) :]) == command.argv
 
 
+def test_description_says_what_is_set_on_other_ranks_only() -> None:
+    def described(ranks: int, **environ: str) -> str:
+        options = replace(ASKED, ranks=ranks)
+        plan = make_plan(options, [HOST])
+        placement = Placement(None, plan.counts)
+        return describe(plan, make_mpiexec_command(plan, options, MPIEXEC, environ, placement))
+
+    title = "environment of ranks other than the master, which opens the run of a tracker:\n"
+    variables = "  WANDB_MODE=disabled\n  COMET_AUTO_LOG_DISABLE=true\n"
+    assert f"{title}{variables}command:" in described(2, WANDB_MODE="offline")
+    assert "WANDB_MODE" not in described(1)
+    assert "WANDB_MODE" not in described(2, TNT_TRACKERS_ON_ALL_DEVICES="true")
+
+
 @pytest.mark.parametrize("argument", [":", "\\:", "\\\\:", "a:b", "", "\\", "::"])
 def test_colons_arrive_as_they_were(argument: str) -> None:
     assert escaped([argument]) != [":"]

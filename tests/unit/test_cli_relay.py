@@ -26,6 +26,6 @@ def test_launcher_on_any_host_says_nothing_of_its_own(
     text = f"before\n{LOST_PEER.format(host=host)}after\n"
     program = ["sh", "-c", 'printf %s "$0" >&2', text]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as mpiexec:
-        command = MpiexecCommand((), {}, ("node1", "node2"), "train.py")
+        command = MpiexecCommand((), {}, {}, ("node1", "node2"), "train.py")
         OutputRelay(mpiexec, Outcome(2), "run", command, Stalls({}, 0), RunRecord()).relay()
     assert capfd.readouterr().err == "before\nafter\n"

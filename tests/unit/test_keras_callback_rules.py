@@ -11,13 +11,15 @@ import pytest
 from tarantella.internals import keras as internals
 from tarantella.keras import callback_rules
 from tarantella.keras.callback_rules import RULES, Phase
+from tarantella.runtime.configuration import Configuration
 
 FIT = Phase("train", verbose=2, trains=True)
 
 
-def test_each_row_is_about_a_class_of_keras() -> None:
+def test_each_row_is_about_a_class_of_keras_or_of_a_tracker() -> None:
     names = [rule.callback for rule in RULES]
     assert len(set(names)) == len(names)
+    names = [rule.callback for rule in RULES if rule.package == "keras"]
     assert all(hasattr(keras.callbacks, name) for name in names if name != "OrbaxCheckpoint")
 
 
@@ -59,3 +61,48 @@ def test_what_a_callback_does_at_batches(
     callback = make(str(tmp_path / "model.keras"))
     assert callback_rules.reads_batch_logs(callback, FIT) == reads
     assert callback_rules.may_change_model(callback, "train_batch_end") == changes
+
+
+def test_callbacks_of_trackers_run_on_the_master_and_leave_the_model_alone() -> None:
+    pytest.importorskip("wandb").init(mode="disabled")
+    logger = pytest.importorskip("wandb.integration.keras").WandbMetricsLogger
+    callback = pytest.importorskip("mlflow.keras").MlflowCallback
+    reads = {
+        logger(): False,
+        logger(log_freq=5): True,
+        callback(): False,
+        callback(log_every_epoch=False, log_every_n_steps=5): True,
+    }
+    for each, reads_batches in reads.items():
+        assert not callback_rules.runs_on_all_ranks(each)
+        assert callback_rules.reads_batch_logs(each, FIT) == reads_batches
+        assert not callback_rules.may_change_model(each, "train_batch_end")
+
+
+def test_callbacks_of_trackers_run_on_all_ranks_that_have_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callback = pytest.importorskip("mlflow.keras").MlflowCallback()
+    settings = Configuration(trackers_on_all_devices=True)
+    monkeypatch.setattr(callback_rules, "configuration", lambda: settings)
+    assert callback_rules.runs_on_all_ranks(callback)
+    csv = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    assert not callback_rules.runs_on_all_ranks(csv)
+
+
+def test_a_callback_of_the_user_is_not_taken_for_one_of_a_tracker() -> None:
+    class MlflowCallback(keras.callbacks.Callback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    assert callback_rules.runs_on_all_ranks(MlflowCallback())
+    assert callback_rules.may_change_model(MlflowCallback(), "train_batch_end")
+
+
+def test_an_override_of_a_batch_method_by_its_old_name_may_change_the_model(
+    tmp_path: Path,
+) -> None:
+    class Checkpoint(keras.callbacks.ModelCheckpoint):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    callback = Checkpoint(str(tmp_path / "model.keras"))
+    assert callback_rules.may_change_model(callback, "train_batch_end")

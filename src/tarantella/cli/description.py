@@ -23,6 +23,12 @@ def describe(plan: Plan, command: MpiexecCommand) -> str:
         lines += [f"  rank {rank.number}: {_devices(rank, host)}" for rank in plan.ranks_of(host)]
     variables = [shlex.quote(f"{name}={value}") for name, value in command.environment.items()]
     lines += ["environment:", *(f"  {variable}" for variable in variables)]
+    if command.not_on_master:
+        others = [shlex.quote(f"{name}={value}") for name, value in command.not_on_master.items()]
+        lines += [
+            "environment of ranks other than the master, which opens the run of a tracker:",
+            *(f"  {variable}" for variable in others),
+        ]
     lines += ["command:", "  " + " ".join(["env", *variables, shlex.join(command.argv)])]
     return "\n".join(lines) + "\n"
 

@@ -16,6 +16,7 @@ from tarantella.cli.schedulers import Allocation
 from tarantella.launch import entry
 from tarantella.launch.mpiexec_quoting import escaped
 from tarantella.runtime import configuration as variables
+from tarantella.runtime import trackers
 
 TENSORFLOW_LOG = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -27,6 +28,7 @@ class MpiexecCommand:
     Attributes:
         argv: the command line
         environment: the variables that are added to the environment, in order
+        not_on_master: those that are set on ranks other than the master, by their supervisors
         hosts: the host of each rank
         script: the text that identifies their script
         allocation: the hosts; None: this machine only
@@ -36,6 +38,7 @@ class MpiexecCommand:
 
     argv: tuple[str, ...]
     environment: dict[str, str]
+    not_on_master: dict[str, str]
     hosts: tuple[str, ...]
     script: str
     allocation: Allocation | None = None
@@ -70,6 +73,7 @@ def make_mpiexec_command(
     return MpiexecCommand(
         tuple(mpiexec.command(placement, [*{**environ, **environment}, *RUN_VARIABLES], program)),
         environment,
+        _not_on_master(plan, {**environ, **environment}),
         tuple(rank.host for rank in plan.ranks),
         identity_of(options),
         placement.allocation,
@@ -122,6 +126,12 @@ def _environment(
         added.pop(name, None)  # the order is that of the command line, and the last one counts
         added[name] = value
     return added
+
+
+def _not_on_master(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that one of the other ranks gets, if there are any."""
+    settings = variables.read_configuration(environ)
+    return trackers.variables_of_rank(1, settings) if len(plan.ranks) > 1 else {}
 
 
 def _by_rank(plan: Plan, value: Callable[[Rank], str], separator: str) -> str:

@@ -325,8 +325,13 @@ def shorten_csv(logger: keras.callbacks.CSVLogger, size: int) -> None:
 
 def handles(callback: Any, event: str) -> bool:
     """Whether a callback does anything at an event, such as "train_batch_end"."""
+    return not all(is_default(getattr(callback, f"on_{name}")) for name in names_of(event))
+
+
+def names_of(event: str) -> tuple[str, ...]:
+    """The names of an event: Keras calls "train_batch_end" by its old name as well."""
     old_name = event.replace("train_", "") if event.startswith("train_batch") else event
-    return not all(is_default(getattr(callback, f"on_{name}")) for name in (event, old_name))
+    return (event, old_name)
 
 
 def global_seed() -> Any | None:

@@ -11,17 +11,22 @@ import keras
 
 from tarantella.comm.waiting import barrier
 from tarantella.errors import InputError
+from tarantella.keras import tracker_fit
 from tarantella.keras.backup_files import backup_callback
 from tarantella.keras.callback_rules import (
     Phase,
+    kind,
     may_change_model,
     reads_batch_logs,
     runs_on_all_ranks,
     written_path,
 )
-from tarantella.runtime import messages, world
+from tarantella.runtime import messages, trackers, world
+from tarantella.runtime.configuration import configuration
+from tarantella.runtime.log import LOGGER
 
 _PHASES = ("train", "test", "predict")
+_warned_of: set[str] = set()
 _BATCH_EVENTS = tuple(f"{phase}_batch_{end}" for phase in _PHASES for end in ("begin", "end"))
 
 
@@ -59,11 +64,12 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> CommonCallbac
     shown = [keras.callbacks.ProgbarLogger()] if verbose == 1 else []
     phases = [Phase(name, verbose, trains) for name in _PHASES]
     own = (
-        [f"{type(callback).__module__}.{type(callback).__qualname__}" for callback in callbacks],
+        [kind(callback) for callback in callbacks],
         [
             phase.name
             for phase in phases
-            if any(reads_batch_logs(callback, phase) for callback in [*callbacks, *shown])
+            if (trains and tracker_fit.is_called())
+            or any(reads_batch_logs(callback, phase) for callback in [*callbacks, *shown])
         ],
         [
             event
@@ -73,11 +79,13 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> CommonCallbac
         any(_acts_alone(callback) for callback in callbacks),
         [written_path(callback) for callback in callbacks],
         getattr(backup_callback(callbacks), "save_freq", None),
+        trackers.open_runs(),
     )
     communicator = world.communicator("callbacks")
     barrier(communicator)
     everyones = messages.allgather(own, communicator)
-    kinds, reads, acts, alone, paths, save_freqs = zip(*everyones, strict=True)
+    kinds, reads, acts, alone, paths, save_freqs, runs = zip(*everyones, strict=True)
+    _warn_of_several_runs(runs)
     alike = all(own_kinds == kinds[0] for own_kinds in kinds)
     at_position = list(zip(*paths, strict=True)) if alike else []
     return CommonCallbacks(
@@ -93,6 +101,17 @@ def agree(callbacks: Sequence[Any], verbose: Any, trains: bool) -> CommonCallbac
         ),
         save_freq=save_freqs[world.get_master_rank()],
     )
+
+
+def _warn_of_several_runs(runs: Sequence[list[str]]) -> None:
+    """Warns, once for each tracker, if several ranks have a run of it."""
+    if configuration().trackers_on_all_devices:
+        return
+    for package in {package for of_rank in runs for package in of_rank} - _warned_of:
+        ranks = sum(package in of_rank for of_rank in runs)
+        if ranks > 1:
+            _warned_of.add(package)
+            LOGGER.warning(trackers.warning_of_several_runs(package, ranks))
 
 
 def _acts_alone(callback: Any) -> bool:

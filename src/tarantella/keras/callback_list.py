@@ -30,6 +30,8 @@ from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
 from tarantella.keras import master_weights
 from tarantella.keras.callback_agreement import CommonCallbacks
+from tarantella.keras.callback_rules import gets_plain_model
+from tarantella.keras.tracker_fit import AppendableCallbacks
 from tarantella.runtime import messages, watch, world
 from tarantella.runtime.meter import METER
 
@@ -66,7 +68,7 @@ class SynchronizeRanks(keras.callbacks.Callback):
     on_test_begin = on_test_end = on_predict_begin = on_predict_end = _synchronize
 
 
-class RankCallbacks(keras.callbacks.CallbackList):
+class RankCallbacks(AppendableCallbacks):
     """The callbacks that this rank runs, in step with those of the other ranks.
 
     Args:
@@ -106,6 +108,9 @@ class RankCallbacks(keras.callbacks.CallbackList):
             model=model,
             **params,
         )
+        for callback in callbacks:
+            if gets_plain_model(callback):
+                callback.set_model(model._plain())
 
     def release_model(self) -> None:
         """Gives the model back to the user."""

@@ -1,4 +1,6 @@
-"""How each callback of Keras is treated on several ranks: a table with one row per callback.
+"""How each callback of Keras, and of trackers of experiments, is treated on several ranks.
+
+A table with one row per callback.
 
 A callback without a row, such as a custom one, runs on all ranks with the logs of the
 global batch. It may change the model whenever it is called, so the ranks wait for each other after
@@ -14,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
 from tarantella.internals import keras as internals
 from tarantella.keras.backup_files import BackupRemoval
+from tarantella.runtime.configuration import configuration
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ def _never(callback: Any, phase: Phase) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one callback of Keras is treated.
+    """How one callback is treated.
 
     Attributes:
-        callback: The name of its class in `keras.callbacks`.
+        callback: The name of its class.
+        package: The package that has the class. It need not be installed, and is not imported.
+        disabled: The name of the class that the package uses in its place where it is disabled.
         master_only: Whether only the master rank runs it, unless the user says otherwise.
+        gets_plain_model: Whether it gets the plain model, for work that the master does alone.
         stand_in: Makes what the master rank runs in its place; the other ranks run nothing.
-        watches: Whether its methods for batches leave the model alone, so that the ranks need not
-            wait for each other there.
-        reads_batch_logs: For one that watches: whether it reads the logs of batches in a phase.
+        leaves_model_alone: Whether its methods for batches do not change the model, so that the
+            ranks need not wait for each other there.
+        reads_batch_logs: For one that does: whether it reads the logs of batches in a phase.
         master_decides: Whether only the master runs it if each rank would give it its own logs.
         path: The attribute that holds the path it writes to.
         folder_per_rank: Whether ranks that write to one path get a folder each. Otherwise only
@@ -59,7 +63,10 @@ class Rule:
     """
 
     callback: str
+    package: str = "keras"
+    disabled: str = ""
     master_only: bool = False
+    gets_plain_model: bool = False
     stand_in: Callable[[Any], Any] | None = None
     leaves_model_alone: bool = False
     reads_batch_logs: Callable[[Any, Phase], bool] = _never
@@ -118,17 +125,69 @@ RULES = (
         path="log_dir",
         folder_per_rank=True,
     ),
+    # Those of trackers only send logs and files to a server, as one run of the tracker.
+    Rule(
+        "WandbMetricsLogger",
+        package="wandb",
+        master_only=True,
+        leaves_model_alone=True,
+        reads_batch_logs=lambda callback, phase: bool(callback.logging_batch_wise),
+    ),
+    # A `ModelCheckpoint`. Other hosts may not have the file that it sends.
+    Rule(
+        "WandbModelCheckpoint",
+        package="wandb",
+        master_only=True,
+        leaves_model_alone=True,
+        reads_batch_logs=lambda callback, phase: bool(callback.save_freq != "epoch"),
+    ),
+    # It predicts, and fails where the tracker is disabled. So the master predicts alone.
+    Rule("WandbEvalCallback", package="wandb", master_only=True, gets_plain_model=True),
+    Rule(
+        "MlflowCallback",
+        package="mlflow",
+        master_only=True,
+        leaves_model_alone=True,
+        reads_batch_logs=lambda callback, phase: callback.log_every_n_steps is not None,
+    ),
+    Rule(
+        "MlflowModelCheckpointCallback",
+        package="mlflow",
+        master_only=True,
+        leaves_model_alone=True,
+        reads_batch_logs=lambda callback, phase: bool(callback.save_freq != "epoch"),
+    ),
+    Rule(
+        "CometKerasCallback",
+        package="comet_ml",
+        disabled="CometEmptyKerasCallback",
+        master_only=True,
+        leaves_model_alone=True,
+        reads_batch_logs=lambda callback, phase: True,
+    ),
 )
 
 
 def rules_for(callback: Any) -> list[Rule]:
-    """The rules for a callback: those for the Keras class that it derives from."""
-    return [rule for rule in RULES if _is_a(callback, rule)]
+    """The rules for a callback: those for the classes that it derives from."""
+    return [rule for rule in RULES if _class_of(rule, callback)]
 
 
-def _is_a(callback: Any, rule: Rule) -> bool:
-    cls = getattr(keras.callbacks, rule.callback, None)  # older versions of Keras lack some
-    return cls is not None and isinstance(callback, cls)
+def _class_of(rule: Rule, callback: Any) -> Any | None:
+    """The class that a rule is about, if a callback derives from it."""
+    names = (rule.callback, rule.disabled) if rule.disabled else (rule.callback,)
+    for cls in type(callback).__mro__:
+        if cls.__name__ in names and cls.__module__.partition(".")[0] == rule.package:
+            return cls
+    return None
+
+
+def kind(callback: Any) -> str:
+    """A name for what a callback is; the same on ranks where its package is disabled."""
+    for rule in rules_for(callback):
+        if rule.disabled:
+            return f"{rule.package}.{rule.callback}"
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
 # Which ranks run a callback
@@ -136,13 +195,22 @@ def _is_a(callback: Any, rule: Rule) -> bool:
 
 def runs_on_all_ranks(callback: Any) -> bool:
     """Whether all ranks run a callback, rather than only the master rank."""
-    default = not any(rule.master_only for rule in rules_for(callback))
+    rules = [rule for rule in rules_for(callback) if rule.master_only]
+    if configuration().trackers_on_all_devices:
+        rules = [rule for rule in rules if rule.package == "keras"]
+    default = not rules
     return getattr(callback, "_tnt_run_on_all_ranks", default)
 
 
 def user_chose_ranks(callback: Any) -> bool:
     """Whether the user has chosen which ranks run this callback."""
     return hasattr(callback, "_tnt_run_on_all_ranks")
+
+
+def gets_plain_model(callback: Any) -> bool:
+    """Whether a callback gets the plain model, because the master rank runs it alone."""
+    plain = any(rule.gets_plain_model for rule in rules_for(callback))
+    return plain and not runs_on_all_ranks(callback)
 
 
 def needs_folder_per_rank(callback: Any) -> bool:
@@ -195,11 +263,14 @@ def may_change_model(callback: Any, event: str) -> bool:
 
 def _watching_rules(callback: Any, event: str) -> list[Rule]:
     """The rules that say a callback only watches at an event; none if the user overrides it."""
-    name = f"on_{event}"
-    method = getattr(getattr(callback, name), "__func__", None)
+    methods = [f"on_{name}" for name in internals.names_of(event)]
     return [
         rule
         for rule in rules_for(callback)
         if rule.leaves_model_alone
-        and method is getattr(getattr(keras.callbacks, rule.callback), name)
+        and all(
+            getattr(getattr(callback, method), "__func__", None)
+            is getattr(_class_of(rule, callback), method)
+            for method in methods
+        )
     ]

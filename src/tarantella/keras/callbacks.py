@@ -16,8 +16,8 @@ class Callback(keras.callbacks.Callback):
     """Chooses which ranks run a callback, and which logs it gets.
 
     By default, callbacks run on all ranks with the logs of the global batch, so all ranks make the
-    same decisions. Keras callbacks that only write (`CSVLogger`, `TensorBoard`, `RemoteMonitor`)
-    run only on the master rank.
+    same decisions. Keras callbacks that only write (`CSVLogger`, `TensorBoard`, `RemoteMonitor`),
+    and those of Weights & Biases, MLflow and Comet, run only on the master rank.
 
     Returns a callback of the same class, which shares its state with the one passed in.
 

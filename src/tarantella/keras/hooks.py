@@ -56,7 +56,8 @@ class Hook:
         return f"{self.owner.__name__}.{self.name}"
 
 
-_TRAINER: Any = next(cls for cls in keras.Model.__mro__ if "fit" in vars(cls))
+# Trackers of experiments put a `fit` of their own into `keras.Model`, in front of Keras's.
+_TRAINER: Any = next(cls for cls in keras.Model.__mro__ if "train_on_batch" in vars(cls))
 
 # Training
 FIT = Hook(

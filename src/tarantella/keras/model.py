@@ -26,6 +26,7 @@ from tarantella.keras import (
     prediction,
     resumption,
     saving,
+    tracker_fit,
     wrapping,
 )
 from tarantella.keras.adapter import RankDataAdapter, restarts_each_epoch, split_for_validation
@@ -271,7 +272,9 @@ class Model(keras.Model):
                 measured_fit(callbacks) as given["callbacks"],
                 self._backed_up_alone(**given) as resumed,
             ):
-                return super().fit(**resumed)
+                # A tracker's `fit` may take an argument for given that is there.
+                given = {name: value for name, value in resumed.items() if value is not None}
+                return super().fit(**given)
         check_same(
             {
                 "epochs": int(epochs),
@@ -353,7 +356,9 @@ class Model(keras.Model):
             ) as callbacks,
             measured_fit(container),
         ):
-            return super().fit(
+            # Past the `fit` of a tracker, if the master calls that.
+            fit = super().fit if tracker_fit.is_called() else super(keras.Model, self).fit
+            return fit(
                 adapter,
                 epochs=epochs,
                 callbacks=callbacks,

@@ -27,6 +27,7 @@ from tarantella.keras import callback_state, rank_state
 from tarantella.keras.backup_files import Backup, Position
 from tarantella.keras.rank_state import RankState
 from tarantella.keras.stop_requests import NAMES
+from tarantella.keras.tracker_fit import AppendableCallbacks
 from tarantella.runtime import world
 from tarantella.runtime.failure import Terminated
 from tarantella.runtime.log import LOGGER
@@ -92,7 +93,7 @@ def _sigterm_requests_end(model: Any) -> Iterator[None]:
         signal.raise_signal(signal.SIGTERM)
 
 
-class ResumingCallbacks(keras.callbacks.CallbackList):
+class ResumingCallbacks(AppendableCallbacks):
     """Callbacks that are not called for what was trained before, and are followed by a backup.
 
     Args:
@@ -114,6 +115,7 @@ class ResumingCallbacks(keras.callbacks.CallbackList):
         initial_epoch: int,
     ) -> None:
         super().__init__([], model=model)
+        self.callbacks, self.params = inner.callbacks, inner.params
         self._inner = inner
         self._backup = backup
         self._save_freq = save_freq

@@ -28,7 +28,7 @@ from tarantella.launch import binding, lost_connection, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.process_identity import identity
 from tarantella.launch.rank_output import RankOutput
-from tarantella.runtime import launcher, memory, times
+from tarantella.runtime import launcher, memory, times, trackers
 from tarantella.runtime.announce import (
     ALIVE,
     CALLER,
@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
     try:
         command = binding.bound(mpiexec_quoting.unescaped(arguments), rank, configuration())
         kept = _file_for_output(rank)
+        os.environ.update(trackers.variables_of_rank(rank, configuration()))
     except (InputError, OSError) as error:
         announce(Announcement(FAILED, rank, host, parent, status=BAD_INPUT, cause=str(error)))
         return BAD_INPUT

@@ -140,6 +140,8 @@ class Configuration:
         planned=True,
     )
     tensorboard_on_all_devices: bool = setting(False, SWITCH, "TNT_TENSORBOARD_ON_ALL_DEVICES")
+    # Whether each rank may have a run of W&B, MLflow or Comet, and logs to it.
+    trackers_on_all_devices: bool = setting(False, SWITCH, "TNT_TRACKERS_ON_ALL_DEVICES")
     fusion_threshold_kb: int = setting(
         256,
         whole_number("a whole number of kilobytes, 0 or more"),

@@ -22,6 +22,7 @@ from tarantella.runtime import (
     run_report,
     servers,
     timeline,
+    trackers,
     watch,
     world,
 )
@@ -54,6 +55,8 @@ def start_rank() -> None:
             _tell(JOINED, launch)
     settings = _settings()
     log.configure(settings, world.get_rank(), world.get_size())
+    if library:
+        os.environ.update(trackers.variables_of_rank(world.get_rank(), settings))
     if library and world.get_size() > 1 and settings.stall_seconds:
         watch.start(world.get_rank(), settings.stall_seconds)
     if library:
