@@ -31,6 +31,7 @@ from tarantella.runtime.world import get_master_rank, get_rank, get_size, is_mas
 if TYPE_CHECKING:
     from tarantella import keras as keras
     from tarantella import models as models
+    from tarantella.calls.run_function import run
     from tarantella.comm.collectives import allgather, allreduce, barrier, broadcast
     from tarantella.keras import callbacks as callbacks
     from tarantella.keras import optimizers as optimizers
@@ -53,6 +54,7 @@ __all__ = [
     "get_size",
     "init",
     "is_master_rank",
+    "run",
 ]
 
 _HOME = {
@@ -64,6 +66,7 @@ _HOME = {
     "barrier": "tarantella.comm.collectives",
     "broadcast": "tarantella.comm.collectives",
     "distribute_dataset": "tarantella.keras.distributed_dataset",
+    "run": "tarantella.calls.run_function",
 }
 
 _MODULES = {

@@ -278,6 +278,27 @@ def test_cleanup_ends_the_runs_of_a_script_and_nothing_else(cluster: Cluster) ->
     assert beside.wait(LIMIT) != 0
 
 
+def test_module_runs_on_all_hosts_and_is_found_by_its_name(cluster: Cluster) -> None:
+    package = cluster.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "place.py").write_text("folder = __file__\n")
+    (package / "train.py").write_text(
+        "import os, pathlib, socket, sys, time\nfrom . import place\n"
+        "pathlib.Path(f'up-{socket.gethostname()}').write_text(sys.argv[0] + sys.argv[1])\n"
+        "time.sleep(600)\n"
+    )
+    process = cluster.start("-m", "package.train", "-n")
+    files = [cluster.folder / f"up-{name}" for name in ("node1", "node2")]
+    _wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    assert [file.read_text() for file in files] == [f"{package / 'train.py'}-n"] * 2
+    result = cluster.run("--cleanup", "-m", "package.train", on="node2")
+    assert result.returncode == 0
+    assert [line.split()[1] for line in result.stderr.splitlines()] == ["ended", "ended"]
+    process.communicate(timeout=LIMIT)
+    assert process.returncode != 0
+
+
 def test_cleanup_by_force_of_ranks_that_ignore_signals(cluster: Cluster) -> None:
     """Started by mpiexec itself, as an advanced user would."""
     from tarantella.cli.mpi import find_mpiexec

@@ -142,7 +142,7 @@ def test_dry_run_touches_no_network(cluster: Cluster) -> None:
     """64 hosts with 8 GPUs each, that nobody has ever heard of."""
     names = tuple(f"gpu{number:02}.cluster" for number in range(64))
     script = cluster.script(WHO)
-    command = [*COMMAND, "--hostfile", cluster.hostfile(*names), "--devices-per-node", "8"]
+    command = [*COMMAND, "--hostfile", cluster.hostfile(*names), "--devices-per-node=8", "--gpu"]
     for interface in ("eth0", "eth1"):
         cluster["node1"].run("ip", "link", "set", interface, "down")
     before = cluster["node1"].run("cat", "/proc/net/snmp").stdout

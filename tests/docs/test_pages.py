@@ -25,6 +25,7 @@ PAGES = [
 ]
 EXAMPLES = REPOSITORY / "docs" / "examples.md"
 
+STARTS_RANKS = "tnt.run("
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 Shell = Callable[..., Any]
@@ -149,6 +150,16 @@ def test_command(command: str, shell: Shell, folder: Path, request: pytest.Fixtu
     assert "does not provide the extra" not in finished.output
 
 
+def test_python_that_starts_ranks_is_run_by_a_command() -> None:
+    """It cannot run on ranks itself. An example in a docstring is one that a page has, too."""
+    starting = [block for block in blocks("python") if STARTS_RANKS in block]
+    assert {f"python {file_name(block)}" for block in starting} <= set(commands())
+    in_docstrings = [text for text in examples().values() if STARTS_RANKS in text]
+    assert {text.strip() for text in in_docstrings} <= {
+        block.partition("\n")[2].strip() for block in starting
+    }
+
+
 # TensorFlow takes seconds to load, so one process runs the blocks one after the other.
 RUN_ALL = """
 import runpy, sys, traceback
@@ -172,16 +183,21 @@ def blocks_on_two_ranks(
     for name, text in scripts.items():
         (folder / name).write_text(text)
     (folder / "run_all.py").write_text(RUN_ALL)
-    return printed_on_two_ranks(folder, "run_all.py", *scripts, timeout=600)
+    on_ranks = [name for name, text in scripts.items() if STARTS_RANKS not in text]
+    return printed_on_two_ranks(folder, "run_all.py", *on_ranks, timeout=600)
 
 
-@pytest.mark.parametrize("name", [file_name(block) for block in blocks("python")])
+@pytest.mark.parametrize(
+    "name", [file_name(block) for block in blocks("python") if STARTS_RANKS not in block]
+)
 def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
 
 
-@pytest.mark.parametrize("name", examples())
+@pytest.mark.parametrize(
+    "name", [name for name, text in examples().items() if STARTS_RANKS not in text]
+)
 def test_example_of_a_docstring_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks

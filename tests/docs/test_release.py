@@ -62,6 +62,7 @@ def train(x: np.ndarray, y: np.ndarray) -> float:
     first: int = tnt.broadcast(ranks[0], root=tnt.get_master_rank())
     if tnt.is_master_rank():
         print(first, scores, prediction, tnt.get_size())
+        tnt.run(train, (x, y), ranks=2, hosts=["node1"], all_results=True, no_gpu=True)
     total: float = tnt.allreduce(1.0, op="mean")
     return total
 

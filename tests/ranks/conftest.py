@@ -6,6 +6,7 @@ import pytest
 from fixtures import float64, no_time_to_fail, unseeded  # noqa: F401
 
 from tarantella.comm import waiting
+from tarantella.runtime import world
 
 # Tests of what ranks do while they wait: they wait as they do with a core for each rank.
 ABOUT_WAITING = ("test_channels", "test_collectives", "test_order_of_calls", "test_threads")
@@ -17,6 +18,6 @@ def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.module.__name__ not in ABOUT_WAITING:
             waiting.ranks_share_cores.cache_clear()
-            patch.setattr(waiting, "_cores_of", lambda _: 1)
+            patch.setattr(world, "_cores_of", lambda _: 1)
         yield
     waiting.ranks_share_cores.cache_clear()

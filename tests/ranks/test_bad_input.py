@@ -92,7 +92,7 @@ def assert_told(result: subprocess.CompletedProcess[str], message: str) -> None:
 
 # Versions: told once, when Tarantella is imported, by whatever starts the ranks
 
-BACKEND = "VersionError: Tarantella needs TensorFlow as the backend of Keras, but KERAS_BACKEND or"
+BACKEND = "Tarantella needs TensorFlow as the backend of Keras, but"
 OLD_KERAS = "VersionError: Tarantella needs Keras 3.8 or later"
 
 
@@ -101,12 +101,16 @@ OLD_KERAS = "VersionError: Tarantella needs Keras 3.8 or later"
     [TWO, ("mpiexec", "-n", "2", sys.executable), (sys.executable,)],
     ids=["command", "mpiexec", "serial"],
 )
-@pytest.mark.parametrize("message", [BACKEND, OLD_KERAS], ids=["backend", "old Keras"])
+@pytest.mark.parametrize("message", [f"VersionError: {BACKEND}", OLD_KERAS], ids=["backend", "old"])
 def test_versions(command: tuple[str, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import tarantella\nprint('not reached')\n")
     variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    if message == BACKEND:
-        variables["KERAS_BACKEND"] = "jax"
+    if message != OLD_KERAS:
+        (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+        variables["KERAS_HOME"] = str(tmp_path)
+        message += (
+            f" {tmp_path}/keras.json names 'jax': set the environment variable KERAS_BACKEND="
+        )
     else:
         metadata = tmp_path / "keras-3.7.0.dist-info" / "METADATA"
         metadata.parent.mkdir()
@@ -117,6 +121,35 @@ def test_versions(command: tuple[str, ...], message: str, tmp_path: Path) -> Non
     assert result.stderr.count(f"tarantella.errors.{message}") == 1
     files = re.findall(r'File "(.*?)"', result.stderr)
     assert [Path(file).name for file in files] == ["script.py"]  # nothing of the library
+
+
+@pytest.mark.parametrize("given", ["variable", "option"])
+def test_backend_that_the_command_knows_of(given: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('not reached')\n")
+    option = ["-x", "KERAS_BACKEND=torch"] if given == "option" else []
+    result = run(tmp_path, *TWO, *option, "--", "script.py", variables={"KERAS_BACKEND": "jax"})
+    backend = "torch" if option else "jax"
+    assert_told(result, f"{BACKEND} the environment variable KERAS_BACKEND is '{backend}': set it")
+    solved = ["-x", "KERAS_BACKEND=tensorflow", "--dry-run"]
+    assert run(tmp_path, *TWO, *solved, "--", "script.py").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [(TWO, ""), (TWO, "import tarantella"), ((sys.executable,), "import tarantella")],
+)
+def test_backend_that_a_script_sets_before_it_imports_keras(
+    command: tuple[str, ...], first: str, tmp_path: Path
+) -> None:
+    """Keras itself would say that it does not find jax."""
+    lines = [first, "import os", "os.environ['KERAS_BACKEND'] = 'jax'", "import keras"]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    result = run(tmp_path, *command, "script.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count(f"tarantella.errors.VersionError: {BACKEND} the environment") == 1
+    assert "ModuleNotFoundError" not in result.stderr
+    files = re.findall(r'File "(.*?)"', result.stderr)
+    assert [Path(file).name for file in files] == ["script.py"]
 
 
 # What a script passes in, and can catch: one run in which both ranks try all of it in turn

@@ -113,6 +113,44 @@ def test_rank_that_fails(
         assert noise not in result.stdout + result.stderr
 
 
+STACK = """F0000 00:00:1795012490.827499 env.cc:84] Check failed: ret == 0 (11 vs. 0)
+*** Check failure stack trace: ***
+    @     0x7fb587ace564  absl::lts_20250814::log_internal::LogMessage::SendToLog()
+    @     0x7fb587742949  tsl::(anonymous namespace)::PosixEnv::StartThread()
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "cause"),
+    [
+        ("bytearray(1 << 40)", 1, "memory ran out, as {}: MemoryError (exit status 1)"),
+        (
+            f"os.write(2, {STACK.encode()!r}); os.abort()",
+            134,
+            "it was killed by signal 6 (SIGABRT: probably because memory ran out, as {})",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_without_memory(
+    failure: str, status: int, cause: str, rank: int, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Under `ulimit -v`: our message is the last, and TensorFlow's C++ functions are not shown."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, time\nif os.environ['PMI_RANK'] == '{rank}':\n    {failure}\ntime.sleep(60)\n"
+    )
+    limited = ["bash", "-c", 'ulimit -v 4000000; exec "$@"', "bash", *COMMAND]
+    result = run(limited, str(script), environ)
+    assert result.returncode == status
+    *before, last = result.stderr.splitlines()
+    limit = "`ulimit -v` allows each process 4.1 GB"
+    assert f"rank {rank} on host {socket.gethostname()} failed: {cause.format(limit)}" in last
+    assert any("Check failed: " in line or "bytearray(" in line for line in before)
+    assert "SendToLog" not in result.stderr
+    assert "stack trace" not in result.stderr
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_that_aborts(rank: int, tmp_path: Path, environ: dict[str, str]) -> None:
     """The launcher may kill what would tell us who it was, if it is not the master rank."""

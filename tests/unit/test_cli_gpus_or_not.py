@@ -78,3 +78,17 @@ def test_hosts_that_were_not_checked_are_not_said_to_have_no_gpu(
     asked = "--gpu --hostfile hosts"
     assert "--dry-run contacts no host" in devices(asked, {}, capfd)
     assert devices(f"{asked} --n-per-node 4", {}, capfd) == "GPU"
+
+
+@pytest.mark.parametrize("arguments", ["", "--n-per-node 2", "-n 2", "--no-gpu"])
+def test_a_dry_run_says_cpu_where_this_machine_has_no_gpu(
+    arguments: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "this_host", lambda _: Host("login", ((0, 1),)))
+    for hosts in ("", "--hostfile hosts "):
+        assert devices(f"{hosts}{arguments}", {}, capfd) == "CPU"
+    command.main(["--hostfile", "hosts", *arguments.split(), "--dry-run", "--", "script.py"])
+    printed = capfd.readouterr()
+    assert "  rank 1: CPU, core" in printed.out
+    assert "GPU 0" not in printed.out
+    assert "WARNING" not in printed.err  # nobody has looked at these hosts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tarantella.cli.command_line import make_parser, parse
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 from tarantella.runtime.configuration import Configuration, read_configuration
-from tarantella.runtime.settings import settings_of
+from tarantella.runtime.settings import Group, settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,13 @@ def test_two_dashes_may_be_left_out() -> None:
     assert options.program == ("script.py", "-n", "4")
     assert options.ranks == 2
     assert options.environment == (("A", "1"), ("B", "2"))
+
+
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_module_and_its_arguments_follow_its_flag(dashes: list[str]) -> None:
+    options = parse(["-n", "2", "-x", "A=1", *dashes, "-m", "json.tool", "-n", "4", "--", "-m"])
+    assert (options.module, options.ranks) == (True, 2)
+    assert options.program == ("json.tool", "-n", "4", "--", "-m")
 
 
 def test_nothing_asked_for() -> None:
@@ -110,6 +118,21 @@ def test_every_row_with_an_option_is_offered_once() -> None:
     assert sorted(make_parser().known) == sorted([*names, "--version", "-h", "--help"])
 
 
+def test_help_has_groups_and_examples_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = make_parser().format_help().splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)]
+    assert titles == [*(group.value for group in Group), "examples"]
+    examples = [line for line in lines if line.startswith("  tarantella ")]
+    assert len(examples) > 5
+    Path("train.py").touch()
+    Path("package").mkdir()
+    for line in examples:
+        _, *arguments = re.split(r" {3,}", line.strip())[0].split()
+        parse(arguments)
+
+
 def test_variables_keep_their_order_and_every_byte() -> None:
     values = ["a b", "'q' \"d\"", "$HOME;`id`", "x=y=z", "", "two\nlines", "\udcff"]
     given = [f"V{number}={value}" for number, value in enumerate(values)]
@@ -153,7 +176,6 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
         ),
         (["-n", "2", "--n-per-node", "2", "--", "script.py"], "exclude each other"),
         (["--gpu", "--no-gpu", "--", "script.py"], "--gpu and --no-gpu exclude each other"),
-        (["--gpus", "2", "--", "script.py"], "--gpus is not an option"),  # -n 2 is
         (["--devices-per-node", "0", "--", "script.py"], "--devices-per-node: '0'"),
         (["--force", "--", "script.py"], "--force needs --cleanup"),
         (["--allow-fewer-hosts", "--", "script.py"], "--allow-fewer-hosts needs --max-rest"),
@@ -172,6 +194,11 @@ def test_no_interpreter_takes_a_program_as_it_is() -> None:
             "no script python: leave it out, as the command starts Python",
         ),
         (["--", "."], "directory"),
+        (["-m"], "-m needs the name of a module"),
+        (["-m", "nothing.here"], "There is no module nothing.here: .* has nothing.$"),
+        (["--cleanup", "-m", "nothing"], "There is no module nothing: "),
+        (["-m", "script.py"], "script.py is a file: leave out -m, or write -m script.$"),
+        (["--python-interpreter", "", "-m", "script"], "-m needs Python"),
         (["--python-interpreter", "no-such-python", "--", "script.py"], "'no-such-python'"),
         (["--python-interpreter", "'", "--", "script.py"], "--python-interpreter"),
         (["--python-interpreter", "", "--", "script.py"], "script.py is not a program"),

@@ -8,7 +8,15 @@ import pytest
 
 from tarantella.cli.gpu_shortage import reminders_of_ranks
 from tarantella.cli.outcome import Outcome
-from tarantella.runtime.announce import ENDED, FAILED, FINISHED, ON_CPU, STARTED, Announcement
+from tarantella.runtime.announce import (
+    ENDED,
+    FAILED,
+    FINISHED,
+    ON_CPU,
+    SHORT_OF_MEMORY,
+    STARTED,
+    Announcement,
+)
 
 
 def run_of(*news: Announcement, ranks: int = 2) -> Outcome:
@@ -55,6 +63,19 @@ def test_the_first_failure_is_the_cause() -> None:
         f"the other ranks were ended ({failure.when})."
     )
     assert abs(time.mktime(time.strptime(failure.when, "%Y-%m-%d %H:%M:%S")) - time.time()) < 3600
+
+
+def test_memory_is_named_where_it_is_the_likely_cause() -> None:
+    outcome = run_of(
+        Announcement(SHORT_OF_MEMORY, 1, "node1", 2, cause="memory ran out, as it does"),
+        Announcement(ENDED, 1, "node1", 2, status=-6),
+        Announcement(ENDED, 0, "node0", 1, status=-6),
+    )
+    assert outcome.end(0) is not None
+    assert outcome.message().startswith(
+        "rank 1 on host node1 failed: it was killed by signal 6 (SIGABRT: memory ran out, as it "
+        "does); the other ranks were ended ("
+    )
 
 
 @pytest.mark.parametrize(

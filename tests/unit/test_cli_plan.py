@@ -90,6 +90,28 @@ def test_more_ranks_than_cores_share_them() -> None:
     plan = make_plan(replace(ASKED, ranks=20, no_gpu=True), [LAPTOP])
     assert [rank.cores for rank in plan.ranks][:10] == [(i % 8,) for i in range(10)]
     assert {rank.threads for rank in plan.ranks} == {1}
+    assert plan.warnings == (
+        "Host laptop has 8 cores for 20 ranks: ranks that share a core take turns, and the others "
+        "wait for them. Start at most one rank for each core.",
+    )
+
+
+def test_hosts_with_more_ranks_than_cores_are_named_in_one_warning() -> None:
+    hosts = [LAPTOP, SERVER, replace(LAPTOP, name="other")]
+    hosts.append(replace(SERVER, name="container", core_limit=1))
+    [warning] = make_plan(replace(ASKED, ranks_per_host=9, no_gpu=True), hosts).warnings
+    assert warning.startswith(
+        "Hosts laptop, other have 8 cores each for 9 ranks, and host container has 1 core for 9 "
+        "ranks:"
+    )
+    assert not make_plan(replace(ASKED, ranks_per_host=8, no_gpu=True), hosts[:3]).warnings
+
+
+def test_ranks_on_gpus_may_share_cores() -> None:
+    host = Host("node", ((0, 1),), tuple([Gpu("H100")] * 8))
+    assert make_plan(ASKED, [host]).warnings == ()
+    too_few = make_plan(replace(ASKED, ranks=9), [host]).warnings
+    assert [" GPUs for 9 ranks" in too_few[0], " cores for 9 ranks" in too_few[1]] == [True, True]
 
 
 def test_a_limit_of_the_container_counts_for_the_threads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tarantella.cli.processes import (
     Process,
@@ -55,3 +56,21 @@ def test_a_process_does_not_find_itself() -> None:
 
     assert os.getpid() not in [each.pid for each in own_processes()]
     assert os.getppid() not in [each.pid for each in own_processes()]
+
+
+def test_module_of_plain_mpiexec_is_found_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "package" / "train.py"
+    file.parent.mkdir()
+    file.write_text("print(flush=True); input()")
+    with subprocess.Popen(
+        [sys.executable, "-m", "package.train", str(tmp_path / "other.py")],
+        cwd=tmp_path,
+        env={"PMI_RANK": "0", "PMI_SIZE": "2"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [each.pid for each in of_script(str(file))] == [process.pid]
+        assert of_script(str(tmp_path / "train.py")) == []
+        process.communicate(b"\n")

@@ -57,3 +57,10 @@ def test_a_passage_that_begins_a_line_is_found_nowhere_else(size: int) -> None:
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     shown = b"".join([*map(stream.feed, pieces), stream.flush()])
     assert shown == b"keep: hide 2\n hide 4\nend"
+
+
+def test_only_the_start_of_a_line_is_held_back_for_a_passage_that_begins_one() -> None:
+    stream = StreamFilter([Passage(b"    @", b"\n", lambda _: b"", begins_line=True)])
+    assert stream.feed(b"Epoch 1/3 ") == b"Epoch 1/3 "
+    assert stream.feed(b"\n  ") == b"\n"
+    assert stream.feed(b"  @ 0x7f\nx") == b"x"

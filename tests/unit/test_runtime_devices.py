@@ -217,3 +217,30 @@ def test_variables_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(devices, "configuration", lambda: Configuration(gpu=True, no_gpu=True))
     with pytest.raises(InputError, match="TNT_GPU and TNT_NO_GPU exclude each other"):
         devices.configure()
+
+
+@pytest.mark.parametrize(
+    ("rank", "gpus", "variables", "told"),
+    [(0, [], {}, 1), (1, [], {}, 0), (0, ["GPU:0"], {}, 0), (0, [], {"TNT_RUN_ID": "x"}, 0)],
+)
+def test_the_master_tells_of_more_ranks_than_cores_unless_the_command_has(
+    rank: int,
+    gpus: list[str],
+    variables: dict[str, str],
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bound = [RankLocation("node1", cores(number % 2), None) for number in range(3)]
+    limited = [RankLocation("node2", cores(*range(8)), None, core_limit=1)] * 3
+    enough = [RankLocation("node3", cores(*range(8)), None)] * 3
+    monkeypatch.setattr(world, "_locations", (*bound, *limited, *enough))
+    monkeypatch.setattr(world, "_rank", rank)
+    monkeypatch.delenv("TNT_RUN_ID", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tf: Any = SimpleNamespace(config=SimpleNamespace(get_visible_devices=lambda _: gpus))
+    devices._warn_of_shared_cores(tf, Configuration())
+    assert [message.partition(": ")[0] for message in caplog.messages] == [
+        "Host node1 has 2 cores for 3 ranks, and host node2 has 1 core for 3 ranks"
+    ] * told

@@ -39,7 +39,8 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if Keras and TensorFlow had not been loaded yet; what is asked of them later is not."""
     for name in ("keras", "tensorflow"):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(versions, "when_imported", lambda *_: None)
+    for name in ("before_import", "when_imported"):
+        monkeypatch.setattr(versions, name, lambda *_: None)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, package: str, version: str) -> None:
@@ -106,9 +107,11 @@ def test_another_backend(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     if place == "variable":
         monkeypatch.setenv("KERAS_BACKEND", "jax")
+        words = "the environment variable KERAS_BACKEND is 'jax': set it to tensorflow, or unset"
     else:
         (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
-    with pytest.raises(VersionError, match="says 'jax': set KERAS_BACKEND=tensorflow"):
+        words = "keras.json names 'jax': set the environment variable KERAS_BACKEND=tensorflow"
+    with pytest.raises(VersionError, match=words):
         versions.check()
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     versions.check()
@@ -116,7 +119,7 @@ def test_another_backend(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_another_backend_that_only_keras_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
-    with pytest.raises(VersionError, match="says 'torch'"):
+    with pytest.raises(VersionError, match="it is loaded with 'torch': set the environment"):
         versions.check()
 
 

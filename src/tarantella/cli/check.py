@@ -15,6 +15,7 @@ from tarantella.cli.mpi import Placement
 from tarantella.cli.network import Interface, check_interface, common_interfaces
 from tarantella.cli.options import Options
 from tarantella.cli.probe import versions
+from tarantella.cli.program import file_of
 from tarantella.cli.remote import Answer, ask_all, is_here
 from tarantella.cli.schedulers import Allocation
 from tarantella.errors import InputError
@@ -68,7 +69,7 @@ def question_for(options: Options, mpiexec: str, environ: Mapping[str, str]) -> 
     return {
         "environ": list(environ.items()),
         "cwd": str(Path.cwd()),
-        "script": str(Path(options.program[0]).absolute()) if options.runs_script else "",
+        "script": file_of(options) if options.runs_script else "",
         "mpiexec": mpiexec,
         "programs": programs,
     }

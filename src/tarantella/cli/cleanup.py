@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tarantella.cli.check import explain
 from tarantella.cli.host_cleanup import HOST_CLEANUP
-from tarantella.cli.mpiexec_command import script_path
 from tarantella.cli.options import Options
+from tarantella.cli.program import identity_of
 from tarantella.cli.remote import Answer, ask_all
 from tarantella.cli.schedulers import Allocation
 from tarantella.errors import InputError
@@ -23,7 +23,7 @@ def clean_up(options: Options, allocation: Allocation, seconds: int) -> int:
         raise InputError(
             "--cleanup needs a system with /proc to find the processes: end them by hand here."
         )
-    script = script_path(options)
+    script = identity_of(options)
     question = {"script": script, "action": "count", "seconds": _DAY}
     # All are counted before the first is ended, because a run ends on all hosts at once.
     before = ask_all(allocation, HOST_CLEANUP, question, seconds)

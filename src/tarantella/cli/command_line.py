@@ -4,45 +4,62 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import shutil
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
-from pathlib import Path
 from typing import Any, NoReturn
 
+from tarantella.cli.habits import refuse_habits, values_of, written
 from tarantella.cli.options import Options
+from tarantella.cli.program import USAGE, check_program
 from tarantella.errors import InputError
 from tarantella.runtime.settings import Group, Option, Setting, TextFormat, settings_of
 
-USAGE = "tarantella [options] -- script.py [script args]"
+_USAGE = f"{USAGE}\n       tarantella [options] -m module [module args]"
 _EPILOG = """\
-Without options, one rank starts on each GPU of this machine, or of each host that a scheduler
-(Slurm, PBS, LSF) has given to the job.
-Ctrl+C ends all ranks. The exit status is 0 only if every rank succeeded.
+examples:
+  tarantella -- train.py                       one rank for each GPU here
+  tarantella -n 4 --no-gpu -- train.py         four ranks on the CPU
+  tarantella -n 2 -m package.train             as python -m, on two ranks
+  tarantella --hostfile hosts -- train.py      all GPUs of several hosts
+  tarantella --n-per-node 4 -- train.py        in a Slurm, PBS or LSF job
+  tarantella -n 2 --dry-run -- train.py        what would run, and where
+  tarantella --cleanup -- train.py             end all runs of train.py
+
+Without options, one rank starts on each GPU of this machine, or of each host
+that a scheduler (Slurm, PBS, LSF) has given to the job. Ctrl+C ends all ranks.
+The exit status is 0 only if every rank succeeded.
 """
 
 
 def parse(arguments: Sequence[str]) -> Options:
     """Read a command line; an InputError says what is wrong with it."""
     parser = make_parser()
-    own, program = _split(parser, arguments)
-    namespace, unknown = parser.parse_known_args(own)
+    own, program, has_dashes = _split(parser, arguments)
+    refuse_habits(own, program)
+    namespace, unknown = parser.parse_known_args([word for words in own for word in words])
     if unknown:
         raise InputError(_unknown_option(parser, unknown[0]))
+    is_module = program[:1] == ["-m"]
+    if is_module and len(program) == 1:
+        raise InputError("-m needs the name of a module, as in `tarantella -n 2 -m package.train`.")
+    if not (has_dashes or is_module):
+        _refuse_late_options(parser, own, program)
     rows = settings_of(Options)
     found: dict[str, Any] = {
         name: tuple(chain.from_iterable(value)) if isinstance(value, list) else value
         for name, value in vars(namespace).items()
     }
     given = frozenset(name for name in found if rows[name].variable)
-    options = Options(program=tuple(program), given=given, **found)
+    options = Options(program=tuple(program[is_module:]), module=is_module, given=given, **found)
     if options.pin_memory_to_socket:
         options = replace(options, pin_to_socket=True)
     options = _ranks_of_each_host(options)
     _check_together(options)
-    _check_program(options)
+    if options.completion is None:
+        check_program(options)
     return options
 
 
@@ -52,10 +69,20 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **description: Any) -> None:
         super().__init__(**description)
         self.known: dict[str, argparse.Action] = {}
+        self.about_ranks: set[str] = set()  # those that say how many ranks there are, and where
 
-    def add(self, *names: str, **description: Any) -> None:
-        action = self.add_argument(*names, **description)
+    def add(self, group: Group, *names: str, **description: Any) -> None:
+        action = self._titled(group).add_argument(*names, **description)
         self.known.update(dict.fromkeys(names, action))
+        if group in (Group.HOSTS, Group.DEVICES):
+            self.about_ranks.update(names)
+
+    def _titled(self, group: Group) -> argparse._ArgumentGroup:
+        """The section of the help for a group."""
+        for section in self._action_groups:
+            if section.title == group.value:
+                return section
+        return self.add_argument_group(group.value)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message.removeprefix("argument "))
@@ -65,7 +92,7 @@ def make_parser() -> _Parser:
     """A parser of all options in the table; what is not given is not in its result."""
     parser = _Parser(
         prog="tarantella",
-        usage=USAGE,
+        usage=_USAGE,
         description="Train a Keras model on several devices with one rank each.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,8 +103,15 @@ def make_parser() -> _Parser:
         for name, row in settings_of(Options).items():
             if row.option is not None and row.option.group == group:
                 _add_option(parser, name, row, row.option)
-    parser.add("--version", action="version", version=f"tarantella {_version()}")
-    parser.add("-h", "--help", action="help", help="show this help")
+    last = Group.OTHER
+    parser.add(
+        last,
+        "--version",
+        action="version",
+        version=f"tarantella {_version()}",
+        help="show the version",
+    )
+    parser.add(last, "-h", "--help", action="help", help="show this help")
     return parser
 
 
@@ -89,7 +123,9 @@ def _add_option(parser: _Parser, name: str, row: Setting, option: Option) -> Non
         description["action"] = "store_true"
     if option.repeats:
         description |= {"action": "extend", "nargs": "+"}
-    parser.add(*option.names, help=option.help.format(default=row.default), **description)
+    parser.add(
+        option.group, *option.names, help=option.help.format(default=row.default), **description
+    )
 
 
 def _reader(kind: TextFormat[Any]) -> Callable[[str], Any]:
@@ -102,29 +138,75 @@ def _reader(kind: TextFormat[Any]) -> Callable[[str], Any]:
     return read
 
 
-def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and the program with its arguments.
+def _split(
+    parser: _Parser, arguments: Sequence[str]
+) -> tuple[list[tuple[str, ...]], list[str], bool]:
+    """The command's own options, each with its values, the program with its arguments, and
+    whether `--` stands between them.
 
-    The program starts after `--`, or, as with Python, at the first word that belongs to no option.
+    The program starts after `--`, or, as with Python, at the first word that belongs to no option,
+    or with `-m`.
     """
     words = list(arguments)
+    options: list[tuple[str, ...]] = []
     position = 0
-    while position < len(words) and words[position].startswith("-") and words[position] != "--":
-        word = words[position]
-        position += 1
-        action = parser.known.get(word)
-        if action is None or action.nargs == 0:
-            continue
-        if position < len(words) and words[position] != "--":
-            position += 1
-        if action.nargs == "+":
-            until_program = "--" in words[position:]
-            while position < len(words) and not words[position].startswith("-"):
-                if not until_program and "=" not in words[position]:
-                    break
-                position += 1
+    while position < len(words) and _is_option(words[position]):
+        end = position + 1 + _count_values(parser, words[position:])
+        options.append(tuple(words[position:end]))
+        position = end
     program = words[position:]
-    return words[:position], program[1:] if program[:1] == ["--"] else program
+    has_dashes = program[:1] == ["--"]
+    return options, program[has_dashes:], has_dashes
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in ("--", "-m")
+
+
+def _count_values(parser: _Parser, words: Sequence[str]) -> int:
+    """How many of the words after the first one, an option, are its values."""
+    option, *others = words
+    if "--" in others:
+        others = others[: others.index("--")]
+        until_program = True
+    else:
+        until_program = False
+    action = parser.known.get(option)
+    if action is None or action.nargs == 0:
+        return min(values_of(option) or 0, len(others)) if action is None else 0
+    count = min(1, len(others))
+    if action.nargs == "+":
+        while count < len(others) and not others[count].startswith("-"):
+            if not until_program and "=" not in others[count]:
+                break
+            count += 1
+    return count
+
+
+def _refuse_late_options(
+    parser: _Parser, options: Sequence[tuple[str, ...]], program: Sequence[str]
+) -> None:
+    """Raises an InputError if options that say where ranks run follow the script, without `--`.
+
+    They would be arguments of the script, and the run another one than was asked for.
+    """
+    late: list[str] = []
+    rest: list[str] = []
+    given = {words[0].partition("=")[0] for words in options}
+    words = list(program[1:])
+    while words:
+        name = words[0].partition("=")[0]
+        is_late = name in parser.about_ranks and name not in given
+        end = 1 + (_count_values(parser, words) if is_late else 0)
+        (late if is_late else rest).extend(words[:end])
+        del words[:end]
+    if late:
+        own = [word for each in options for word in each]
+        raise InputError(
+            f"{shlex.join(late)} after {program[0]} would be for the script: write "
+            f"`{written([*own, *late], [program[0], *rest])}` if it is for tarantella, and "
+            f"`{written(own, program)}` if it is not."
+        )
 
 
 def _unknown_option(parser: _Parser, word: str) -> str:
@@ -159,31 +241,6 @@ def _check_together(options: Options) -> None:
         raise InputError("--allow-fewer-hosts needs --max-restarts: use both, or leave it out.")
     if options.force and not options.cleanup:
         raise InputError("--force needs --cleanup: use both, or leave it out.")
-
-
-def _check_program(options: Options) -> None:
-    if not options.program:
-        raise InputError(f"There is no script to run: {USAGE}")
-    if options.cleanup:  # the script may be gone by now
-        return
-    name = options.program[0]
-    if not options.runs_script:
-        if shutil.which(name) is None:
-            raise InputError(
-                f"{name} is not a program that can be run: give the name of one on the PATH, "
-                "or the path of an executable file."
-            )
-        return
-    try:
-        Path(name).open("rb").close()
-    except FileNotFoundError:
-        is_python = name.startswith("python")
-        advice = "leave it out, as the command starts Python" if is_python else "check its path"
-        raise InputError(f"There is no script {name}: {advice}.") from None
-    except IsADirectoryError:
-        raise InputError(f"{name} is a directory: give the path of a Python script.") from None
-    except OSError as error:
-        raise InputError(f"The script {name} cannot be read: {error.strerror}.") from None
 
 
 def _version() -> str:

@@ -15,8 +15,8 @@ def describe(plan: Plan, command: MpiexecCommand) -> str:
     lines: list[str] = []
     if command.allocation is not None:
         lines += [
-            "The hosts were not checked: they are assumed to be like this machine, with as many",
-            "GPUs as ranks if --n-per-node is given.",
+            "The hosts were not checked: they are assumed to be like this machine. If they have",
+            "GPUs and this machine does not, use --gpu and --n-per-node.",
         ]
     for host in plan.hosts:
         lines.append(f"host {host.name}: {count(len(host.cores), 'core')}, {_gpus(host)}")

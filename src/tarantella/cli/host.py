@@ -39,6 +39,11 @@ class Host:
     def cores(self) -> tuple[int, ...]:
         return tuple(core for cores in self.sockets for core in cores)
 
+    @property
+    def core_count(self) -> int:
+        """How many cores we may use at a time."""
+        return min(len(self.cores), self.core_limit or len(self.cores))
+
 
 def this_host(environ: Mapping[str, str] = os.environ) -> Host:
     """The machine we are on, as a process with this environment sees it."""

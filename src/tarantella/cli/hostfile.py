@@ -10,6 +10,11 @@ from tarantella.errors import InputError
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
+def is_host_name(name: str) -> bool:
+    """Whether a host can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def read_hostfile(path: str) -> tuple[str, ...]:
     """The names in a file, in order; an InputError says what is wrong with it."""
     if not path:
@@ -30,7 +35,7 @@ def read_hostfile(path: str) -> tuple[str, ...]:
         name = line.partition("#")[0].strip()
         if not name:
             continue
-        if not _NAME.fullmatch(name):
+        if not is_host_name(name):
             raise InputError(
                 f"Line {number} of the hostfile {path} is {name!r}, which is not a host name: "
                 "write one name per line; --n-per-node sets the number of ranks on each."

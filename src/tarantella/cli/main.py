@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tarantella.cli import console
+from tarantella.cli import caller, console
 from tarantella.cli.check import (
     Findings,
     check,
@@ -25,6 +25,7 @@ from tarantella.cli.check import (
 )
 from tarantella.cli.cleanup import clean_up
 from tarantella.cli.command_line import parse
+from tarantella.cli.completion import completion_script
 from tarantella.cli.description import describe, device_of
 from tarantella.cli.host import assumed_hosts, this_host
 from tarantella.cli.hostfile import read_hostfile
@@ -51,6 +52,7 @@ from tarantella.runtime.configuration import (
     read_configuration,
 )
 from tarantella.runtime.failure import BAD_INPUT
+from tarantella.runtime.versions import backend_problem
 
 _BROKEN_PIPE = 141
 
@@ -58,12 +60,14 @@ _BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     _open_standard_streams()
+    caller.end_with_it()
     try:
         status = _main(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except InputError as error:
-        print(f"tarantella: {error}", file=sys.stderr)
+        if not caller.tell_refusal(error):
+            print(f"tarantella: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return 130
@@ -79,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     _check_directory()
     options = parse(arguments)
+    if options.completion is not None:
+        print(completion_script(options.completion), end="")
+        return 0
     given = {**dict(options.environment), **options.variables}
     settings = read_configuration({**os.environ, **given})
     options = _with_devices(options, settings, given)
@@ -89,6 +96,7 @@ def _main(arguments: Sequence[str]) -> int:
         if options.cleanup:
             here = Ssh.to([socket.gethostname()], environ)
             return clean_up(options, allocation or here, settings.check_seconds)
+        _check_backend(options)
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
@@ -166,7 +174,9 @@ def _run(
                 "--dry-run contacts no host, and this machine has no GPU to judge them by: say "
                 "with --n-per-node how many each of them has."
             )
-        plan = make_plan(options, assumed_hosts(allocation.hosts, here, options.ranks_per_host))
+        gpus = options.ranks_per_host if options.gpu else None
+        plan = make_plan(options, assumed_hosts(allocation.hosts, here, gpus))
+        plan = replace(plan, warnings=())  # about hosts that nobody has looked at
         wanted = options.network_interface
         interfaces = dict.fromkeys(plan.counts, wanted) if wanted else {}
         placement = Placement(allocation, plan.counts, interfaces)
@@ -177,9 +187,11 @@ def _run(
     command = make_mpiexec_command(
         plan, options, mpiexec, environ, placement, terminal=os.isatty(1)
     )
-    _warn(plan.warnings, settings)
+    told = {event.text for event in record.events if event.kind == WARNING}  # before a restart
     for warning in plan.warnings:
-        record.note(WARNING, warning)
+        if warning not in told:
+            _warn([warning], settings)
+            record.note(WARNING, warning)
     if options.dry_run:
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)
@@ -270,6 +282,13 @@ def _check_directory() -> None:
         raise InputError(
             f"The working directory cannot be used ({error.strerror}): change to another one."
         ) from None
+
+
+def _check_backend(options: Options) -> None:
+    """Refuse another backend of Keras, as far as it is known before ranks start."""
+    problem = backend_problem({**os.environ, **dict(options.environment)})
+    if problem and options.runs_script:
+        raise InputError(problem)
 
 
 def _make_folder(name: str) -> None:

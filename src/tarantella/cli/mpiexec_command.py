@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from tarantella.cli.mpi import Mpiexec, Placement
 from tarantella.cli.options import Options
 from tarantella.cli.plan import Plan, Rank
 from tarantella.cli.processes import RUN_VARIABLES
+from tarantella.cli.program import identity_of
 from tarantella.cli.schedulers import Allocation
 from tarantella.launch import entry
 from tarantella.launch.mpiexec_quoting import escaped
@@ -29,7 +28,7 @@ class MpiexecCommand:
         argv: the command line
         environment: the variables that are added to the environment, in order
         hosts: the host of each rank
-        script: the path that identifies their script
+        script: the text that identifies their script
         allocation: the hosts; None: this machine only
         runs_script: whether it is a Python script
         quiet_tensorflow: hide what TensorFlow prints on every rank when it starts
@@ -72,7 +71,7 @@ def make_mpiexec_command(
         tuple(mpiexec.command(placement, [*{**environ, **environment}, *RUN_VARIABLES], program)),
         environment,
         tuple(rank.host for rank in plan.ranks),
-        script_path(options),
+        identity_of(options),
         placement.allocation,
         runs_script=options.runs_script,
         quiet_tensorflow=not user_decides,
@@ -84,7 +83,8 @@ def _program(options: Options) -> list[str]:
     if not options.runs_script:
         return list(options.program)
     interpreter = options.interpreter or (sys.executable,)
-    return [*interpreter, entry.__file__, "launch.script", *options.program]
+    flag = ["-m"] if options.module else []
+    return [*interpreter, entry.__file__, "launch.script", *flag, *options.program]
 
 
 def _environment(
@@ -128,11 +128,3 @@ def _by_rank(plan: Plan, value: Callable[[Rank], str], separator: str) -> str:
     """The values of all ranks; fewer if they repeat from host to host, or are all the same."""
     values = plan.by_rank({rank.number: value(rank) for rank in plan.ranks})
     return separator.join(values if len(set(values)) > 1 else values[:1])
-
-
-def script_path(options: Options) -> str:
-    """The path that identifies the script of a run, or its program."""
-    name = options.program[0]
-    if not options.runs_script:
-        name = shutil.which(name) or name
-    return os.path.realpath(name)

@@ -17,6 +17,7 @@ from tarantella.runtime.settings import (
     Group,
     Option,
     TextFormat,
+    one_of,
     setting,
     settings_of,
     whole_number,
@@ -60,7 +61,8 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
 
 
 _RANKS = TextFormat("a number of ranks, 1 or more", _read_ranks)
-_TEXT = TextFormat("a name", str)
+_NAME = TextFormat("a name", str)
+_HOSTFILE = TextFormat("the name of a file", str, path="file")
 _VARIABLES: TextFormat[tuple[tuple[str, str], ...]] = TextFormat("NAME=VALUE", _read_variable)
 _INTERPRETER = TextFormat("a command line", _read_interpreter)
 
@@ -70,12 +72,14 @@ class Options(Configuration):
     """What the user has asked for on a command line; defaults where that is left to Tarantella.
 
     Attributes:
-        program: the script and its arguments
+        program: the script, or the module, and its arguments
+        module: whether it is a module, as for `python -m`
         notes: how the command understood something that has another meaning elsewhere
         given: the names of the settings for ranks that are on the command line
     """
 
     program: tuple[str, ...]
+    module: bool = False
     notes: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
 
@@ -92,7 +96,7 @@ class Options(Configuration):
     )
     hostfile: str | None = setting(
         None,
-        _TEXT,
+        _HOSTFILE,
         option=Option(
             ("--hostfile",),
             Group.HOSTS,
@@ -116,7 +120,7 @@ class Options(Configuration):
         _VARIABLES,
         option=Option(
             ("-x",),
-            Group.ENVIRONMENT,
+            Group.PROCESSES,
             "environment variables for every rank",
             metavar="K=V",
             repeats=True,
@@ -184,7 +188,7 @@ class Options(Configuration):
     # Becomes `network_interfaces` of the ranks, as each host has it.
     network_interface: str | None = setting(
         None,
-        _TEXT,
+        _NAME,
         option=Option(
             ("--network-interface",),
             Group.PROCESSES,
@@ -206,6 +210,18 @@ class Options(Configuration):
         False,
         SWITCH,
         option=Option(("--dry-run",), Group.OTHER, "show what would be run, and run nothing"),
+    )
+
+    # The shell for which to print a script that completes command lines.
+    completion: str | None = setting(
+        None,
+        one_of(("bash", "zsh")),
+        option=Option(
+            ("--completion",),
+            Group.OTHER,
+            "print a script for your shell, bash or zsh, that completes options",
+            metavar="SHELL",
+        ),
     )
 
     @property

@@ -15,6 +15,7 @@ from tarantella.runtime.announce import (
     FINISHED,
     ON_CPU,
     PRINTED_LAST,
+    SHORT_OF_MEMORY,
     STARTED,
     TRAINS_ALONE,
     Announcement,
@@ -71,6 +72,7 @@ class Outcome:
         self._left: dict[int, float] = {}
         self._consequences: dict[int, Failure] = {}
         self._unexplained: dict[int, tuple[float, Failure]] = {}
+        self._shortages: dict[int, str] = {}
         self._killed: Failure | None = None
         self._hint = ""
         self.failure: Failure | None = None
@@ -100,6 +102,8 @@ class Outcome:
             self.on_cpu.setdefault(news.host, {})[news.rank] = news.status
         elif news.kind == TRAINS_ALONE:
             self.warnings.append(trained_alone(news.cause, news.place, self._ranks))
+        elif news.kind == SHORT_OF_MEMORY:
+            self._shortages[news.rank] = news.cause
         elif news.kind == FINISHED:
             self._finished.add(news.rank)
         elif news.kind == FAILED:
@@ -110,7 +114,7 @@ class Outcome:
             if self._scripts and news.status == 0 and news.rank not in self._finished:
                 self._left[news.rank] = time.monotonic()
             if news.status != 0:
-                cause, status = describe_end(news.status)
+                cause, status = describe_end(news.status, self._shortages.get(news.rank, ""))
                 failure = Failure(news.rank, news.host, cause, status)
                 if news.cause:
                     self._consequences[news.rank] = failure
@@ -236,11 +240,12 @@ class Outcome:
             self.failure = failure
 
 
-def describe_end(status: int) -> tuple[str, int]:
+def describe_end(status: int, shortage: str = "") -> tuple[str, int]:
     """How a process ended, in words, and the exit status for that.
 
     Args:
         status: as Python's subprocess gives it, negative for a signal
+        shortage: why too little memory is the likely cause, if it is
     """
     if status >= 0:
         return f"it ended with exit status {status}", status
@@ -248,5 +253,6 @@ def describe_end(status: int) -> tuple[str, int]:
         name = signal.Signals(-status).name
     except ValueError:
         name = "unknown"
-    likely = f": {_LIKELY[name]}" if name in _LIKELY else ""
-    return f"it was killed by signal {-status} ({name}{likely})", 128 - status
+    likely = shortage or _LIKELY.get(name, "")
+    explained = f"{name}: {likely}" if likely else name
+    return f"it was killed by signal {-status} ({explained})", 128 - status

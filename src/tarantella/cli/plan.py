@@ -7,13 +7,14 @@ planned for, and tested, on any other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tarantella.cli.gpu_shortage import find_shortage
 from tarantella.cli.host import Host
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 from tarantella.runtime.configuration import GPU
+from tarantella.runtime.core_shortage import core_warnings
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,17 @@ def make_plan(options: Options, hosts: Sequence[Host]) -> Plan:
     ranks: list[Rank] = []
     for host, count in zip(hosts, counts, strict=True):
         ranks += _ranks_of_host(host, count or 1, use_gpus, len(ranks), options)
+    plan = Plan(tuple(hosts), tuple(ranks))
+    warnings = () if use_gpus else core_warnings(_cores_and_ranks(plan))
     if shortage is None:
-        return Plan(tuple(hosts), tuple(ranks))
-    return Plan(tuple(hosts), tuple(ranks), shortage.warnings(), (shortage.reminder(),))
+        return replace(plan, warnings=warnings)
+    return replace(
+        plan, warnings=(*shortage.warnings(), *warnings), reminders=(shortage.reminder(),)
+    )
+
+
+def _cores_and_ranks(plan: Plan) -> list[tuple[str, int, int]]:
+    return [(host.name, host.core_count, plan.counts[host.name]) for host in plan.hosts]
 
 
 def _ranks_of_host(
@@ -112,7 +121,7 @@ def _ranks_of_host(
         domains = homes if options.pin_memory_to_socket else domains
     else:
         shares = share_cores(host, count, gpus)
-    limit = max(1, (host.core_limit or len(host.cores)) // count)
+    limit = max(1, host.core_count // count)
     return [
         Rank(
             number=first + local,

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+from tarantella.cli.module_file import is_file, module_file
 from tarantella.launch.process_identity import identity, stat_of
 from tarantella.runtime import times
 from tarantella.runtime.announce import HEARTBEAT, RUN_ID
 from tarantella.runtime.launcher import find_launch
 
-SCRIPT = "TNT_SCRIPT"  # the script of the run, as an absolute path
+SCRIPT = "TNT_SCRIPT"  # what identifies the script of the run: its absolute path
 COMMAND = "TNT_COMMAND"  # the process of the command that started it
 RUN_VARIABLES = (RUN_ID, SCRIPT, COMMAND, HEARTBEAT)  # what identifies the processes of a run
 
@@ -129,9 +131,18 @@ def _is_rank_of(process: Process, script: str) -> bool:
         words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")[1:]
         # It may have gone to another directory since it was started.
         for cwd in (process.variables.get("PWD", "/"), str((folder / "cwd").readlink())):
-            # The first file is the script, whatever options the interpreter has.
-            files = (Path(cwd, word) for word in words if word)
-            first = next((file for file in files if file.is_file()), None)
-            if first is not None and os.path.realpath(first) == script:
+            first = _first_file(words, cwd, process.variables.get("PYTHONPATH", ""))
+            if first and os.path.realpath(first) == script:
                 return True
     return False
+
+
+def _first_file(words: Sequence[str], cwd: str, python_path: str) -> str:
+    """The script, or the file of the module after `-m`, whatever options the interpreter has."""
+    for word, following in pairwise([*words, ""]):
+        if word == "-m":
+            folders = [cwd, *(Path(cwd, each) for each in python_path.split(os.pathsep) if each)]
+            return module_file(following, [str(folder) for folder in folders])
+        if word and is_file(Path(cwd, word)):
+            return str(Path(cwd, word))
+    return ""

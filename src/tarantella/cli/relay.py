@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tarantella.cli import console, processes
+from tarantella.cli import caller, console, processes
 from tarantella.cli.launcher_messages import LauncherMessages
 from tarantella.cli.mpiexec_command import MpiexecCommand
 from tarantella.cli.outcome import Outcome
@@ -26,7 +26,15 @@ from tarantella.cli.signals import Stopped
 from tarantella.cli.stalls import Stalls
 from tarantella.cli.streams import Passage, StreamFilter
 from tarantella.runtime import times
-from tarantella.runtime.announce import LEAVES, PRINTED, Announcement, line_start, parse
+from tarantella.runtime.announce import (
+    ASKS,
+    LEAVES,
+    PRINTED,
+    REPLIES,
+    Announcement,
+    line_start,
+    parse,
+)
 
 _PIECE = 1 << 16
 _PIPE_SIZE = 1 << 20  # bytes; the most that Linux gives to every user
@@ -35,6 +43,8 @@ _TENSORFLOW_START_UP = (
     b"WARNING: All log messages before absl::InitializeLog() is called",
     b"I0000 00:00:",
 )
+# What it prints after the reason when it gives up, as when memory runs out: its C++ functions.
+_TENSORFLOW_STACK = (b"*** Check failure stack trace: ***", b"    @     0x")
 # What TensorFlow's collectives print on every other rank when a rank has ended: where each line
 # begins, and what it has in it.
 _COLLECTIVES_ABORT = {
@@ -82,7 +92,8 @@ class OutputRelay:
         self._hosts = dict(enumerate(command.hosts))
         self._has_hosts = command.allocation is not None
         hidden = _TENSORFLOW_START_UP if command.quiet_tensorflow else ()
-        self._lines = RankPrefix(self._has_hosts, hidden)
+        stack = _TENSORFLOW_STACK if command.quiet_tensorflow else ()
+        self._lines = RankPrefix(self._has_hosts, (*hidden, *stack))
         self._stopping = False
         self._deadline: float | None = None
         self._workers_deadline: float | None = None
@@ -226,6 +237,10 @@ class OutputRelay:
             # A rank that uses up its time is then killed, and its announcement has to arrive.
             patience = news.status + times.TIME_FOR_RANKS_TO_END
             self._deadline = max(self._deadline, time.monotonic() + patience)
+        if news.kind == ASKS:
+            caller.send_piece(self._process, news.status)
+        if news.kind == REPLIES:
+            caller.tell(news)
         if news.kind == PRINTED:
             self._show(news.stream, self._lines.add(news))
 
@@ -238,6 +253,10 @@ class OutputRelay:
         passages = [Passage(line_start(self._run_id), b"\n", announced), *messages.in_errors()]
         passages += [Passage(start, b"\n", lambda _: b"") for start in hidden]
         if hidden:
+            passages += [
+                Passage(start, b"\n", lambda _: b"", begins_line=True)
+                for start in _TENSORFLOW_STACK
+            ]
             passages += [
                 Passage(start, b"\n", partial(_unless_it_has, texts), begins_line=True)
                 for start, texts in _COLLECTIVES_ABORT.items()

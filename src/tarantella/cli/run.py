@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tarantella.cli import console, processes
+from tarantella.cli import caller, console, processes
 from tarantella.cli.gpu_shortage import reminders_of_ranks
 from tarantella.cli.host_cleanup import HOST_CLEANUP
 from tarantella.cli.mpiexec_command import MpiexecCommand
@@ -83,7 +83,7 @@ def run(
     process = subprocess.Popen(
         command.argv,
         env={**environ, **command.environment, **_run_variables(command, identity)},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if caller.is_there() else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
@@ -110,6 +110,7 @@ def run(
         return RunEnd(status, reminders=reminders)
     if failure is None:
         return RunEnd(0, reminders=reminders)
+    caller.tell_failure(failure, outcome.message())
     return RunEnd(failure.status, outcome.message(), reminders)
 
 

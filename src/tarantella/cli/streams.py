@@ -94,6 +94,10 @@ class StreamFilter:
             end = text[-length:]
             if end[0] not in self._first_bytes or end == b"\n":
                 continue
-            if any(passage.start.startswith(end) for passage in self._passages):
+            before = text[-length - 1 : -length] or self._before
+            if any(
+                passage.start.startswith(end) and not (passage.begins_line and before != b"\n")
+                for passage in self._passages
+            ):
                 return length
         return 0

@@ -126,12 +126,4 @@ def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
 @cache
 def ranks_share_cores() -> bool:
     """Whether any host has more ranks than cores. All ranks come to the same answer."""
-    by_host: dict[str, list[world.RankLocation]] = {}
-    for location in world.get_locations():
-        by_host.setdefault(location.host, []).append(location)
-    return any(len(locations) > _cores_of(locations) for locations in by_host.values())
-
-
-def _cores_of(locations: list[world.RankLocation]) -> int:
-    limits = [each.core_limit for each in locations if each.core_limit is not None]
-    return min([len(frozenset().union(*(each.cores for each in locations))), *limits])
+    return any(ranks > cores for cores, ranks in world.get_cores_and_ranks().values())

@@ -1,4 +1,4 @@
-"""Runs the user's script as `__main__`, as plain Python would, and announces how it ends."""
+"""Runs the user's script or module as `__main__`, as Python would, and announces how it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
-from tarantella.runtime import ending, failure, launcher
+from tarantella.launch.module import find_module
+from tarantella.runtime import ending, failure, imports, launcher, versions
 from tarantella.runtime.announce import FINISHED, Announcement, announce, say
 from tarantella.runtime.configuration import configuration
 
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     # Registered first, called last: after the script's own functions, and after MPI has ended.
     atexit.register(announce_end)
     _print_whole_lines()
+    imports.before_import("keras", versions.check_backend)
     try:
         run(arguments)
     except BaseException as error:
@@ -55,22 +57,25 @@ def main(arguments: list[str]) -> int:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a script in a module of its own with the name `__main__`."""
+    """Run a script, or, after `-m`, a module, in a module of its own with the name `__main__`."""
+    is_module = arguments[0] == "-m"
+    # As in Python, `-m` stands for the path of a module until that is known.
+    sys.argv[:] = ["-m", *arguments[2:]] if is_module else arguments
     script = Path(arguments[0])
-    sys.argv[:] = arguments
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        sys.path.insert(0, str(script.resolve().parent))
-    path = str(script.absolute())
+        sys.path.insert(0, str(Path.cwd() if is_module else script.resolve().parent))
+    if is_module:
+        found = find_module(arguments[1])
+        sys.argv[0] = found.path
+        code, attributes = found.code, found.attributes
+    else:
+        path = str(script.absolute())
+        code = compile(script.read_bytes(), path, "exec", dont_inherit=True)
+        loader = SourceFileLoader("__main__", path)
+        attributes = {"__file__": path, "__loader__": loader, "__cached__": None}
     module = ModuleType("__main__")
-    module.__dict__.update(
-        __annotations__={},
-        __builtins__=builtins,
-        __cached__=None,
-        __file__=path,
-        __loader__=SourceFileLoader("__main__", path),
-    )
+    module.__dict__.update(__annotations__={}, __builtins__=builtins, **attributes)
     sys.modules["__main__"] = module
-    code = compile(script.read_bytes(), path, "exec", dont_inherit=True)
     exec(code, module.__dict__)
 
 

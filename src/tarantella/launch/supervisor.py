@@ -28,15 +28,17 @@ from tarantella.launch import binding, lost_connection, mpiexec_quoting
 from tarantella.launch.mpi_leftovers import remove_leftovers
 from tarantella.launch.process_identity import identity
 from tarantella.launch.rank_output import RankOutput
-from tarantella.runtime import launcher, times
+from tarantella.runtime import launcher, memory, times
 from tarantella.runtime.announce import (
     ALIVE,
+    CALLER,
     ENDED,
     FAILED,
     HEARTBEAT,
     LEAVES,
     RESTARTS,
     RESUMED,
+    SHORT_OF_MEMORY,
     STARTED,
     STOPPED,
     Announcement,
@@ -59,6 +61,7 @@ def main(arguments: list[str]) -> int:
     host = socket.gethostname()
     parent = os.getpid()
     started = time.monotonic()
+    kills = memory.oom_kills()
     die_with(os.getppid(), signal.SIGTERM)
     try:
         command = binding.bound(mpiexec_quoting.unescaped(arguments), rank, configuration())
@@ -84,6 +87,8 @@ def main(arguments: list[str]) -> int:
     signal.alarm(0)
     for number in _FORWARDED:
         signal.signal(number, signal.SIG_IGN)  # too late: the status must still be returned
+    if shortage := memory.shortage_at_end(status, kills):
+        announce(Announcement(SHORT_OF_MEMORY, rank, host, pid, cause=shortage))
     cause = "it was asked to" if program.was_asked_to_end else _lost_peer(status)
     announce(Announcement(ENDED, rank, host, pid, status=status, cause=cause))
     if status != 0:
@@ -134,8 +139,9 @@ def _become(command: list[str], rank: int, host: str, parent: int, pipes: list[i
         die_with(parent, signal.SIGKILL)
         # A shell script that has started us with & has it ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # mpiexec gives some ranks an input that never ends: reading it would block forever.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if rank != 0 or CALLER not in os.environ:  # `tnt.run` sends the master rank a function
+            # mpiexec gives some ranks an input that never ends: reading it would block forever.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, pipe in enumerate(pipes, 1):
             os.dup2(pipe, stream)
         os.execvp(command[0], command)

@@ -25,6 +25,7 @@ from tarantella.runtime import times
 RUN_ID = "TNT_RUN_ID"
 RESTARTS = "TNT_RESTARTS"  # how often the run was restarted
 HEARTBEAT = "TNT_HEARTBEAT"  # seconds between two heartbeats, in runs on several hosts
+CALLER = "TNT_CALLER"  # the process that has called `tnt.run`, and the descriptor it listens at
 ONE_BY_ONE = "TNT_ONE_BY_ONE"  # set for launchers that tear lines apart
 
 STARTED = "started"  # a rank's process runs
@@ -37,9 +38,12 @@ JOINED = "joined"  # they have arrived
 WAITS = "waits"  # it has waited for other ranks for too long
 ELSEWHERE = "elsewhere"  # it has kept the others waiting for too long, and says where it is
 TRAINS_ALONE = "trains alone"  # it trains the plain model of a tnt.Model
+ASKS = "asks"  # it asks for the next piece of the function that `tnt.run` sends
+REPLIES = "replies"  # a piece of what that function has returned or raised
 STOPPED = "stopped"  # a signal has stopped it
 RESUMED = "resumed"  # another one lets it continue
 LEAVES = "leaves"  # it was asked to end, and takes some time for it
+SHORT_OF_MEMORY = "short of memory"  # it is about to end, and memory is the likely cause
 FAILED = "failed"  # its script ended with an error
 FINISHED = "finished"  # its script reached its end
 ENDED = "ended"  # its process has ended, in whatever way
@@ -52,6 +56,9 @@ EPOCH = "epoch"  # an epoch has ended, and what its logs say
 _LONGEST_CAUSE = 500
 _LONGEST_PRINT = 2700
 LONGEST_DATA = 3000  # in characters of JSON
+# What a rank gets when it asks, in bytes. It has to fit into the pipe to the rank: MPICH's launcher
+# gives up otherwise.
+LONGEST_PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,14 @@ class Announcement:
         pid: the process that this is about
         status: its exit status; the number of the signal that ended it, negated, or that stopped
             it; the seconds that it has waited, or will take to leave; the number of GPUs that
-            TensorFlow finds
+            TensorFlow finds; how many bytes of a function it has
         cause: why it failed, in one line; why it ended, if the reason lies elsewhere; what
-            it waits in; the name of the model that it trains; what it warns of
+            it waits in; the name of the model that it trains; what it warns of;
+            why memory is the likely cause
         place: where it is in its script, and in which call
         launcher: the identity of the launcher's process that started it
         stream: where it printed something: 1 or 2
-        text: what it has printed, in base64
+        text: what it has printed, or replies, in base64
         data: numbers and words, by name
     """
 

@@ -21,6 +21,7 @@ from tarantella.runtime.settings import (
     Group,
     Option,
     TextFormat,
+    one_of,
     setting,
     settings_of,
     whole_number,
@@ -32,7 +33,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 GPU_SUMS = ("auto", "nccl", "host")
 _RING = "ring"
 GRADIENT_TYPES = ("float32", "bfloat16", "float16")
-_OTHER_NAMES = {"WARN": "WARNING"}  # in earlier versions, and in Python's logging
+_OTHER_NAMES = {"warn": "WARNING"}  # in earlier versions, and in Python's logging
 _CORES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 # The variables that the command sets from its plan.
@@ -48,25 +49,6 @@ TERMINAL = "TNT_TERMINAL"
 Value = TypeVar("Value")
 
 
-def _read_level(text: str) -> str:
-    level = _OTHER_NAMES.get(text.upper(), text.upper())
-    if level not in LOG_LEVELS:
-        raise ValueError(text)
-    return level
-
-
-def _read_gpu_sums(text: str) -> str:
-    if text.lower() not in (*GPU_SUMS, _RING):
-        raise ValueError(text)
-    return text.lower()
-
-
-def _read_gradient_type(text: str) -> str:
-    if text.lower() not in GRADIENT_TYPES:
-        raise ValueError(text)
-    return text.lower()
-
-
 def _read_cores(text: str) -> tuple[tuple[int, ...], ...]:
     parts = text.split(":")
     lists = tuple(tuple(parse_list(part)) for part in parts if _CORES.fullmatch(part.strip()))
@@ -79,13 +61,14 @@ def _read_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-_LEVEL = TextFormat("one of " + ", ".join(LOG_LEVELS), _read_level)
-_GPU_SUMS = TextFormat("one of " + ", ".join(GPU_SUMS), _read_gpu_sums)
-_GRADIENT_TYPE = TextFormat("one of " + ", ".join(GRADIENT_TYPES), _read_gradient_type)
+_LEVEL = one_of(LOG_LEVELS, _OTHER_NAMES)
+_GPU_SUMS = one_of(GPU_SUMS, {_RING: _RING})
+_GRADIENT_TYPE = one_of(GRADIENT_TYPES)
 _FOLDER = TextFormat(
     "the name of a folder",
     PATH.read,
     lambda folder: str(Path(folder).absolute()),  # ranks may run in another one
+    path="folder",
     empty_is_unset=True,
     keeps_spaces=True,
 )

@@ -14,6 +14,7 @@ from tarantella.errors import InputError
 from tarantella.runtime import launcher, world
 from tarantella.runtime.announce import ON_CPU, Announcement, announce, is_run_by_command
 from tarantella.runtime.configuration import GPU, NO_GPU, Configuration, configuration, of_rank
+from tarantella.runtime.core_shortage import core_warnings
 from tarantella.runtime.cores import thread_share
 from tarantella.runtime.imports import when_imported
 from tarantella.runtime.log import LOGGER
@@ -47,7 +48,7 @@ def _configure(settings: Configuration) -> None:
 
     tasks: list[Callable[[ModuleType, Configuration], None]] = [_take_gpu]
     if world.get_size() > 1:
-        tasks += [_share_threads]
+        tasks += [_share_threads, _warn_of_shared_cores]
     try:
         for task in tasks:
             task(tf, settings)
@@ -143,6 +144,15 @@ def _share_threads(tf: ModuleType, settings: Configuration) -> None:
             chosen,
             LEAST_INTER_OP_THREADS,
         )
+
+
+def _warn_of_shared_cores(tf: ModuleType, _: Configuration) -> None:
+    """Warn of more ranks than cores on a host; the command has done so before it starts ranks."""
+    on_gpu = bool(tf.config.get_visible_devices("GPU"))
+    if world.is_master_rank() and not on_gpu and not is_run_by_command():
+        numbers = world.get_cores_and_ranks()
+        for warning in core_warnings((host, *numbers[host]) for host in numbers):
+            LOGGER.warning(warning)
 
 
 def _even_share() -> int:

@@ -20,15 +20,18 @@ import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from tarantella.runtime import launcher, times
-from tarantella.runtime.announce import FAILED, Announcement, announce
+from tarantella.runtime import launcher, memory, script_place, times
+from tarantella.runtime.announce import FAILED, Announcement, announce, is_run_by_command
 
 INTERRUPTED = 130  # the exit status that shells give to a process ended by Ctrl+C
 BAD_INPUT = 2
+# An exception with this attribute is raised again where `tnt.run` was called, and shown there.
+SENT_TO_CALLER = "_tnt_sent_to_caller"
 
 # TensorFlow starts a page of text with this, and has the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
 _ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
+_NODE = re.compile(r"\{\{function_node .*?\}\} ?")
 _OPERATION = "[[{{node "  # follows right after the cause
 # Keras puts this in front of the cause, which it prints in bold.
 _KERAS_SAYS = "Exception encountered when calling "
@@ -65,12 +68,21 @@ def exit_status(error: BaseException) -> int:
 
 def is_ours(error: BaseException) -> bool:
     """Whether Tarantella raised it on purpose, with a message for the user."""
-    errors = sys.modules.get("tarantella.errors")
-    return errors is not None and isinstance(error, errors.TarantellaError)
+    # By name: `launch.script` has loaded the classes apart from those that the script sees.
+    return any(
+        (kind.__module__, kind.__name__) == ("tarantella.errors", "TarantellaError")
+        for kind in type(error).__mro__
+    )
 
 
 def describe(error: BaseException) -> str:
     """The cause in one line, for the message that names the rank."""
+    shortage = memory.shortage_in(error)
+    cause = _cause_in(error)
+    return f"{shortage}: {cause}" if shortage else cause
+
+
+def _cause_in(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         if hasattr(error, "tnt_cause"):  # its class may have been loaded twice
             return str(error.tnt_cause)
@@ -79,6 +91,7 @@ def describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     text = traceback.format_exception_only(type(error), error)[-1]
     first, _, more = text.partition("\n")
+    first = _NODE.sub("", first)
     lines = [line.strip() for line in _LETTERS.sub("", more).splitlines() if line.strip()]
     causes: list[str] = []
     if first.endswith(_TENSORFLOW_SAYS):
@@ -99,8 +112,12 @@ def show(error: BaseException) -> None:
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
+    elif getattr(error, SENT_TO_CALLER, False):
+        return
     elif is_ours(error):
         show_for_user(error)
+    elif memory.shortage_in(error):
+        _show_lines_of_user(error)
     else:
         error.__traceback__ = _without_start(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -108,12 +125,34 @@ def show(error: BaseException) -> None:
 
 def show_for_user(error: BaseException) -> None:
     """Print the user's part of the traceback, and the message."""
+    print(text_for_user(error), end="", file=sys.stderr)
+
+
+def text_for_user(error: BaseException) -> str:
+    """The traceback without our own frames, and the message; of our errors, the user's part."""
+    if not is_ours(error):
+        trace = _without_start(error.__traceback__)
+        return "".join(traceback.format_exception(type(error), error, trace))
     report = traceback.TracebackException.from_exception(error)
-    report.__cause__ = report.__context__ = None
+    if not (error.__cause__ and is_ours(error.__cause__)):  # that of a rank, from `tnt.run`
+        report.__cause__ = None
+    report.__context__ = None
     report.stack = traceback.StackSummary.from_list(
         [frame for frame in report.stack if not _is_inside(frame.filename)]
     )
-    print("".join(report.format()), end="", file=sys.stderr)
+    return "".join(report.format())
+
+
+def _show_lines_of_user(error: BaseException) -> None:
+    """Print where in the user's code it happened, and the cause in one line."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if script_place.is_users(Path(frame.filename))
+    ]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    cause = _cause_in(error) if is_run_by_command() else describe(error)
+    print("".join(lines) + cause, file=sys.stderr)
 
 
 def fail(error: BaseException, descriptor: int = 2) -> int:
@@ -182,6 +221,7 @@ def _is_inside(filename: str) -> bool:
 
 def _without_start(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's script on, without the frames that started it."""
-    while trace and Path(trace.tb_frame.f_code.co_filename).parent == _PACKAGE / "launch":
+    starting = (_PACKAGE / "launch", _PACKAGE / "calls")
+    while trace and Path(trace.tb_frame.f_code.co_filename).parent in starting:
         trace = trace.tb_next
     return trace

@@ -24,13 +24,17 @@ def unpacked(data: Any) -> Any:
 def bcast(value: Any, communicator: Any, root: int = 0) -> Any:
     """The value that the root has, on every rank."""
     is_root = communicator.Get_rank() == root
-    data = packed(value) if is_root else np.empty(0, np.uint8)
+    return unpacked(bcast_bytes(packed(value) if is_root else b"", communicator, root))
+
+
+def bcast_bytes(data: Any, communicator: Any, root: int = 0) -> np.ndarray:
+    """The bytes that the root has, on every rank; what the others pass does not matter."""
+    is_root = communicator.Get_rank() == root
     size = np.array([len(data)], np.int64)
     communicator.Bcast(size, root)
-    if not is_root:
-        data = np.empty(size[0], np.uint8)
-    communicator.Bcast(data, root)
-    return unpacked(data)
+    everyones = np.frombuffer(data, np.uint8) if is_root else np.empty(size[0], np.uint8)
+    communicator.Bcast(everyones, root)
+    return everyones
 
 
 def allgather(value: Any, communicator: Any) -> list[Any]:

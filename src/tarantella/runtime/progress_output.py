@@ -116,15 +116,15 @@ def shown(verbose: Any) -> Any:
         return 0
     if verbose != "auto":
         return verbose
-    return 1 if _has_terminal() and not _names_ranks() else 2
+    return 1 if has_terminal() and not _names_ranks() else 2
 
 
 def _names_ranks() -> bool:
     return configuration().output_on_all_devices and world.get_size() > 1
 
 
-def _has_terminal() -> bool:
-    """Whether this rank prints to a terminal, or where control characters work."""
+def has_terminal() -> bool:
+    """Whether this process prints to a terminal, or where control characters work."""
     if configuration().terminal is not None:
         return bool(configuration().terminal)
     if "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ:
@@ -186,7 +186,7 @@ def _printing_where_it_is_seen() -> Iterator[None]:
         with Silence() as silence, _printing_to(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the master rank gives the same ones
             yield
-    elif _has_terminal():
+    elif has_terminal():
         yield
     else:
         with _printing_lines():

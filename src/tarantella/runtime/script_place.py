@@ -57,7 +57,7 @@ def place_of(frame: FrameType | None) -> ScriptPlace:
     call = ""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if _is_users(path):
+        if is_users(path):
             return ScriptPlace(f"{_shown(path)}:{frame.f_lineno}", call)
         if _has_calls(path):
             call = _CALLS.get(frame.f_code.co_name, call)
@@ -65,7 +65,8 @@ def place_of(frame: FrameType | None) -> ScriptPlace:
     return ScriptPlace()
 
 
-def _is_users(path: Path) -> bool:
+def is_users(path: Path) -> bool:
+    """Whether a file is the user's own, and not of Python, of Tarantella or of another package."""
     if path == _script():
         return True
     inside = {_STANDARD_LIBRARY, _PACKAGE} & set(path.parents) or "site-packages" in path.parts

@@ -7,9 +7,9 @@ carries the value to the ranks, and how a rank reads it. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import IntEnum, auto
+from enum import Enum
 from typing import Any, Generic, TypeVar, cast
 
 from tarantella.errors import InputError
@@ -29,6 +29,8 @@ class TextFormat(Generic[Value]):
         expected: what a text should be, for messages
         read: the value that a text stands for; a ValueError if it stands for none
         write: the text that stands for a value
+        choices: all texts, as users write them, if these are few
+        path: whether a text is the path of a "file", of a "folder", or of neither
         empty_is_unset: an empty variable is like none
         keeps_spaces: spaces around the text belong to the value
     """
@@ -36,21 +38,22 @@ class TextFormat(Generic[Value]):
     expected: str
     read: Callable[[str], Value]
     write: Callable[[Value], str] = str
+    choices: tuple[str, ...] = ()
+    path: str = ""
     empty_is_unset: bool = False
     keeps_spaces: bool = False
 
 
-class Group(IntEnum):
-    """Options that stand together in `--help`, in the order of the groups."""
+class Group(Enum):
+    """Options that stand together in `--help`, under this title, in the order of the groups."""
 
-    HOSTS = auto()
-    DEVICES = auto()
-    OUTPUT = auto()
-    ENVIRONMENT = auto()
-    TRAINING = auto()
-    FAILURES = auto()
-    PROCESSES = auto()
-    OTHER = auto()
+    HOSTS = "where the ranks run"
+    DEVICES = "GPUs or the CPU"
+    OUTPUT = "output"
+    TRAINING = "training"
+    FAILURES = "failures"
+    PROCESSES = "processes"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,23 @@ def whole_numbers(expected: str, smallest: int = 0) -> TextFormat[tuple[int, ...
     )
 
 
+def one_of(choices: Sequence[str], other_names: Mapping[str, str] | None = None) -> TextFormat[str]:
+    """One of these texts, in upper or lower case.
+
+    Args:
+        choices: the texts
+        other_names: texts that are understood as well, and which of those they stand for
+    """
+    understood = {each.lower(): each for each in choices} | dict(other_names or {})
+
+    def read(text: str) -> str:
+        if text.lower() not in understood:
+            raise ValueError(text)
+        return understood[text.lower()]
+
+    return TextFormat("one of " + ", ".join(choices), read, choices=tuple(choices))
+
+
 def _read_switch(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
@@ -162,5 +182,5 @@ def _read_path(text: str) -> str:
 
 SWITCH = TextFormat("true or false", _read_switch, lambda value: "true" if value else "false")
 PATH = TextFormat(
-    "the name of a file or folder", _read_path, empty_is_unset=True, keeps_spaces=True
+    "the name of a file or folder", _read_path, path="file", empty_is_unset=True, keeps_spaces=True
 )

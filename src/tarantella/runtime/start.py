@@ -17,6 +17,7 @@ from tarantella.runtime import (
     ending,
     launcher,
     log,
+    memory,
     messages,
     run_report,
     servers,
@@ -102,9 +103,12 @@ def _start_mpi(launch: Launch) -> str:
         mpi4py.rc.finalize = False  # we do it at the end, and never in a forked process
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        limit = memory.limit_in_words()
+        advice = "install one, for example with `pip install mpich`"
         raise TarantellaError(
             f"{launch.launcher} has started this process, but no MPI library could be loaded "
-            f"({str(error).splitlines()[0]}): install one, for example with `pip install mpich`."
+            f"({str(error).splitlines()[0]}): "
+            + (f"memory may have run out, as {limit}; if not, {advice}." if limit else f"{advice}.")
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TarantellaError(

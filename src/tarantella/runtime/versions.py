@@ -11,12 +11,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tarantella.errors import VersionError
-from tarantella.runtime.imports import when_imported
+from tarantella.runtime.imports import before_import, when_imported
 
 # The oldest that works and the newest that was tested; `tests/versions/pairs.py` says which
 # of them were tested together.
@@ -38,6 +38,7 @@ _INSTALL = {
     "Keras": "install it with `pip install --upgrade keras`.",
 }
 _BACKEND = "KERAS_BACKEND"
+_NEEDS_TENSORFLOW = "Tarantella needs TensorFlow as the backend of Keras"
 
 
 def check_python() -> None:
@@ -52,8 +53,26 @@ def check() -> None:
             raise VersionError(f"{_needs(name)}, but {name} is not installed: {_INSTALL[name]}")
         _refuse_old(name, installed(name))
     if "keras" not in sys.modules:
-        _refuse_backend(os.environ.get(_BACKEND) or _backend_of_file())
+        check_backend()
+    before_import("keras", check_backend)  # the script may still set the variable
     when_imported("keras", _check_loaded)
+
+
+def check_backend() -> None:
+    """Raises an error if Keras, which is not loaded yet, will not use TensorFlow."""
+    if problem := backend_problem(os.environ) or _problem_of_file():
+        raise VersionError(problem)
+
+
+def backend_problem(environ: Mapping[str, str]) -> str:
+    """What to say if these variables choose another backend than TensorFlow; empty if not."""
+    backend = environ.get(_BACKEND, "")
+    if backend in ("", "tensorflow"):
+        return ""
+    return (
+        f"{_NEEDS_TENSORFLOW}, but the environment variable {_BACKEND} is {backend!r}: set it to "
+        "tensorflow, or unset it."
+    )
 
 
 @contextmanager
@@ -85,25 +104,28 @@ def _check_loaded() -> None:
     """Looks at what was really loaded, as metadata can be wrong or missing."""
     for name in _PACKAGES:
         _refuse_old(name, installed(name))
-    _refuse_backend(sys.modules["keras"].config.backend())
+    backend = sys.modules["keras"].config.backend()
+    if backend != "tensorflow":
+        raise VersionError(
+            f"{_NEEDS_TENSORFLOW}, but it is loaded with {backend!r}: set the environment variable "
+            f"{_BACKEND}=tensorflow."
+        )
 
 
-def _backend_of_file() -> str:
-    """The backend that the user's keras.json names, if there is one."""
+def _problem_of_file() -> str:
+    """What to say if the user's keras.json, which the variable overrides, names another one."""
     folder = os.environ.get("KERAS_HOME") or Path("~", ".keras").expanduser()
+    file = Path(folder, "keras.json")
     try:
-        settings = json.loads(Path(folder, "keras.json").read_text())
-        return str(settings.get("backend", ""))
+        backend = json.loads(file.read_text()).get("backend", "")
     except (OSError, ValueError, AttributeError):
         return ""  # Keras does without it as well
-
-
-def _refuse_backend(backend: str) -> None:
-    if backend not in ("", "tensorflow"):
-        raise VersionError(
-            f"Tarantella needs TensorFlow as the backend of Keras, but {_BACKEND} or keras.json "
-            f"says {backend!r}: set {_BACKEND}=tensorflow."
-        )
+    if os.environ.get(_BACKEND) or backend in ("", "tensorflow"):
+        return ""
+    return (
+        f"{_NEEDS_TENSORFLOW}, but {file} names {backend!r}: set the environment variable "
+        f"{_BACKEND}=tensorflow, or change the file."
+    )
 
 
 def _refuse_old(name: str, version: str) -> None:

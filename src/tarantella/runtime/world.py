@@ -168,6 +168,19 @@ def get_local_locations() -> tuple[RankLocation, ...]:
     return tuple(each for each in _locations if each.host == _locations[_rank].host)
 
 
+def get_cores_and_ranks() -> dict[str, tuple[int, int]]:
+    """For each host, how many cores its ranks may use together, and how many ranks it has."""
+    by_host: dict[str, list[RankLocation]] = {}
+    for location in _locations:
+        by_host.setdefault(location.host, []).append(location)
+    return {host: (_cores_of(found), len(found)) for host, found in by_host.items()}
+
+
+def _cores_of(locations: Sequence[RankLocation]) -> int:
+    limits = [each.core_limit for each in locations if each.core_limit is not None]
+    return min([len(frozenset().union(*(each.cores for each in locations))), *limits])
+
+
 def communicator(purpose: str) -> Intracomm:
     """The communicator of all ranks for a purpose, one of `PURPOSES`."""
     if purpose not in PURPOSES:

@@ -1,0 +1,248 @@
+"""What people type who come from another launcher, and how to say the same to this command."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from tarantella.errors import InputError
+
+
+class Meaning(Enum):
+    """What an option of another launcher stands for."""
+
+    RANKS = auto()  # how many in all
+    RANKS_PER_HOST = auto()
+    HOSTS = auto()  # their names, and perhaps numbers of ranks
+    HOSTFILE = auto()
+    VARIABLE = auto()
+    CPU = auto()
+    GPU = auto()
+    HOST_COUNT = auto()
+    NOTHING = auto()  # there is no need for it
+
+
+@dataclass(frozen=True)
+class Habit:
+    """Options of other launchers that mean the same.
+
+    Attributes:
+        meaning: what that is
+        names: what users type
+        values: how many words follow
+    """
+
+    meaning: Meaning
+    names: tuple[str, ...]
+    values: int = 1
+
+
+# mpiexec (MPICH, Open MPI), horovodrun, torchrun, deepspeed, accelerate, srun
+_HABITS = (
+    Habit(
+        Meaning.RANKS,
+        (
+            *("-np", "--np", "--n", "--num-proc", "--num_processes", "--nproc", "--ntasks"),
+            *("--ranks", "--gpus", "-gpus", "--num-gpus", "--num_gpus", "--ngpus"),
+        ),
+    ),
+    Habit(
+        Meaning.RANKS_PER_HOST,
+        (
+            *("--nproc_per_node", "--nproc-per-node", "-ppn", "--ppn", "-perhost", "-npernode"),
+            *("--npernode", "--ntasks-per-node", "--gpus-per-node", "--gpus_per_node"),
+            *("--ranks-per-node", "--n_per_node", "--devices_per_node"),
+        ),
+    ),
+    Habit(Meaning.HOSTS, ("-H", "--hosts", "-hosts", "--host", "-host", "--nodelist")),
+    Habit(
+        Meaning.HOSTFILE,
+        (
+            *("-hostfile", "--host-file", "--host_file", "--hosts-file", "-f"),
+            *("--machinefile", "-machinefile", "--machine-file"),
+        ),
+    ),
+    Habit(Meaning.VARIABLE, ("-genv", "-env"), values=2),
+    Habit(Meaning.VARIABLE, ("--env", "--genv")),
+    Habit(Meaning.CPU, ("--cpu", "-cpu", "--use-cpu", "--use_cpu", "--cpu-only"), values=0),
+    Habit(Meaning.GPU, ("--use-gpu", "--use_gpu"), values=0),
+    Habit(
+        Meaning.HOST_COUNT,
+        ("--nnodes", "--nodes", "--num-nodes", "--num_nodes", "--num_machines"),
+    ),
+    Habit(
+        Meaning.NOTHING,
+        (
+            *("--node_rank", "--node-rank", "--machine_rank", "--master_addr", "--master-addr"),
+            *("--master_port", "--master-port", "--main_process_port", "--rdzv_backend"),
+            *("--rdzv-backend", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_id", "--rdzv-id"),
+            *("--bind-to", "--map-by"),
+        ),
+    ),
+    Habit(Meaning.NOTHING, ("--standalone", "--oversubscribe", "--allow-run-as-root"), values=0),
+)
+_ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
+HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habit.names}
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """An option of another launcher on the command line."""
+
+    meaning: Meaning
+    words: tuple[str, ...]
+
+    @property
+    def value(self) -> str:
+        """Its value; empty if it is missing."""
+        _, equals, value = self.words[0].partition("=")
+        return value if equals else "=".join(self.words[1:])  # two of them are a variable
+
+
+@dataclass(frozen=True)
+class _Hosts:
+    """A list of hosts, as in `a:4,b:4`.
+
+    Attributes:
+        names: their names
+        ranks: how many ranks each has; empty where that is not said, N if not the same on all
+    """
+
+    names: tuple[str, ...]
+    ranks: str
+
+    @classmethod
+    def of(cls, text: str) -> _Hosts:
+        pairs = [part.strip().partition(":")[::2] for part in text.split(",") if part.strip()]
+        numbers = {number for _, number in pairs}
+        ranks = "N" if len(numbers) > 1 else next(iter(numbers), "")
+        return cls(tuple(dict.fromkeys(name for name, _ in pairs)), ranks)
+
+    @property
+    def are_here(self) -> bool:
+        return set(self.names) <= {"localhost", "127.0.0.1", socket.gethostname()}
+
+
+def values_of(word: str) -> int | None:
+    """How many words follow an option of another launcher; None if it is not known as one."""
+    name, equals, _ = word.partition("=")
+    return None if name not in HABITS else 0 if equals else HABITS[name].values
+
+
+def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) -> None:
+    """Raises an InputError with our spelling if there are options of other launchers.
+
+    Args:
+        options: the options on the command line, each with its values
+        program: the script and its arguments
+    """
+    foreign = [_Foreign(_habit(words).meaning, words) for words in options if _is_foreign(words)]
+    if not foreign:
+        return
+    own = [words for words in options if not _is_foreign(words)]
+    # Elsewhere, -n is the number of all ranks, also with hosts; here, of those on each host.
+    names_hosts = any(each.meaning in _ABOUT_HOSTS for each in foreign)
+    total = [words for words in own if words[0] == "-n" and names_hosts]
+    ours = [word for words in own if words not in total for word in words]
+    told, remarks = _translated(
+        [*foreign, *(_Foreign(Meaning.RANKS, words) for words in total)],
+        has_hostfile="--hostfile" in ours,
+    )
+    typed = [shlex.join(each.words) for each in foreign]
+    listed = " and ".join(filter(None, [", ".join(typed[:-1]), typed[-1]]))
+    verb = "is not an option" if len(typed) == 1 else "are not options"
+    remark = "".join(f", {remark}" for remark in remarks)
+    raise InputError(
+        f"{listed} {verb} of tarantella: write `{written([*told, *ours], program)}`{remark}."
+    )
+
+
+def _is_foreign(words: tuple[str, ...]) -> bool:
+    return words[0].partition("=")[0] in HABITS
+
+
+def _habit(words: tuple[str, ...]) -> Habit:
+    return HABITS[words[0].partition("=")[0]]
+
+
+def written(options: Sequence[str], program: Sequence[str]) -> str:
+    """A command line of ours, for a message."""
+    if Path(program[0] if program else "").name.startswith("python"):
+        program = program[1:]  # the command starts it
+    if program[:1] != ["-m"]:
+        program = ["--", *(program or ["script.py"])]
+    return shlex.join(["tarantella", *options, *program])
+
+
+def _translated(foreign: Sequence[_Foreign], has_hostfile: bool) -> tuple[list[str], list[str]]:
+    """The words that this command has for all of them, and what else there is to say."""
+    given: dict[Meaning, list[str]] = {}
+    for each in foreign:
+        given.setdefault(each.meaning, []).append(each.value)
+
+    def last(meaning: Meaning) -> str:
+        return given.get(meaning, [""])[-1]
+
+    hosts = _Hosts.of(last(Meaning.HOSTS))
+    words, remarks = _where(hosts, last(Meaning.HOSTFILE), last(Meaning.HOST_COUNT))
+    if Meaning.RANKS in given or Meaning.RANKS_PER_HOST in given or hosts.ranks:
+        more, remark = _how_many(
+            last(Meaning.RANKS),
+            last(Meaning.RANKS_PER_HOST) or hosts.ranks,
+            len(hosts.names) if words or has_hostfile else None,
+        )
+        words += more
+        remarks += remark
+    for text in given.get(Meaning.VARIABLE, []):
+        words += ["-x", text or "NAME=VALUE"]
+    words += ["--no-gpu"] if Meaning.CPU in given else []
+    words += ["--gpu"] if Meaning.GPU in given else []
+    if Meaning.NOTHING in given and not remarks:
+        remarks.append("as the ranks find their hosts, and each other, without it")
+    return words, remarks
+
+
+def _where(hosts: _Hosts, hostfile: str, count: str) -> tuple[list[str], list[str]]:
+    """Our words for the hosts.
+
+    Args:
+        hosts: those that are named
+        hostfile: the file that names them, if any
+        count: how many there are, if that is said
+    """
+    if hostfile:
+        return ["--hostfile", hostfile], []
+    if hosts.names and not hosts.are_here:
+        remark = f"with a file hosts that lists {', '.join(hosts.names)}, one per line"
+        return ["--hostfile", "hosts"], [remark]
+    if count not in ("", "1"):
+        remark = (
+            "with a file hosts that lists them, one per line; in a Slurm, PBS or LSF job, leave "
+            "out --hostfile"
+        )
+        return ["--hostfile", "hosts"], [remark]
+    return [], ["as one host needs no option"] if count else []
+
+
+def _how_many(ranks: str, per_host: str, hosts: int | None) -> tuple[list[str], list[str]]:
+    """Our words for the number of ranks.
+
+    Args:
+        ranks: how many in all
+        per_host: how many on each host
+        hosts: how many hosts there are, 0 if only the hostfile knows; None: this machine only
+    """
+    if per_host in ("auto", "gpu"):  # as torchrun has it
+        return [], ["as there is one rank for each GPU without a number"]
+    if hosts is None and not per_host:
+        return ["-n", ranks or "N"], []
+    if not per_host and hosts and ranks.isascii() and ranks.isdecimal() and not int(ranks) % hosts:
+        per_host = str(int(ranks) // hosts)
+    remark = (
+        [] if per_host.isdecimal() else ["where N, the number of ranks, is the same on each host"]
+    )
+    return ["--n-per-node", per_host or "N"], remark

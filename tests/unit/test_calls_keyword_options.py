@@ -1,0 +1,84 @@
+"""Keyword arguments of `tnt.run` become options of the command."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tarantella as tnt
+from tarantella.calls.keyword_options import arguments_for
+from tarantella.cli.command_line import parse
+from tarantella.cli.options import Options
+from tarantella.errors import InputError
+from tarantella.runtime.settings import settings_of
+
+
+def parsed(**options: Any) -> Options:
+    return parse([*arguments_for(options, ("ranks",)), "--", __file__])
+
+
+def test_options_are_those_of_the_command() -> None:
+    options = parsed(
+        no_gpu=True,
+        strict=False,
+        log_level="info",
+        fusion_threshold=0,
+        timeline=Path("-trace.json"),
+        output_dir=None,
+        x={"A": "b c", "B": "$x=1"},
+    )
+    words = ["--no-gpu", "--log-level", "INFO", "--fusion-threshold", "0", "--timeline=-trace.json"]
+    assert options == parse([*words, "-x", "A=b c", "B=$x=1", "--", __file__])
+
+
+def test_every_option_of_the_table_has_a_keyword_or_is_refused_with_a_reason() -> None:
+    for row in settings_of(Options).values():
+        for name in row.option.names if row.option else ():
+            keyword = name.lstrip("-").replace("-", "_")
+            try:
+                arguments_for({keyword: None}, ())
+            except InputError as error:
+                assert f"{keyword} is " in str(error)  # noqa: PT017
+                assert "Did you mean" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"no_gup": True}, "no_gup is not an option of tnt.run. Did you mean no_gpu?"),
+        ({"rank": 2}, "rank is not an option of tnt.run. Did you mean ranks?"),
+        ({"qwertz": 2}, "qwertz is not an option of tnt.run. See tarantella --help."),
+        ({"n": 2}, "n is not an option of tnt.run: use ranks."),
+        ({"hostfile": "hosts"}, "hostfile is not an option of tnt.run: use hosts."),
+        ({"dry_run": True}, "dry_run is an option of the command only"),
+        ({"no_gpu": "yes"}, "no_gpu='yes': no_gpu is either True or False."),
+        ({"x": "A=1"}, "x='A=1': give a dictionary, as in x={'NAME': 'value'}."),
+        ({"log_level": "LOUD"}, "--log-level: 'LOUD' is not one of DEBUG"),
+        ({"gpu": True, "no_gpu": True}, "--gpu and --no-gpu exclude each other"),
+        ({"ranks": 0}, "ranks=0: give a number of ranks, 1 or more"),
+        ({"ranks": "two"}, "ranks='two': give a number of ranks"),
+        ({"ranks": True}, "ranks=True: give a number of ranks"),
+        ({"hosts": "node1"}, "There is no hostfile node1: check its path; for names of hosts"),
+        ({"hosts": []}, "hosts is empty"),
+        ({"hosts": ["a", "A"]}, "hosts names a twice"),
+        ({"hosts": ["a", "b c"]}, "hosts has 'b c' in it, which is not the name of a host"),
+        ({"hosts": ["a", 3]}, "hosts has 3 in it"),
+        ({"args": 3}, "args=3: give a tuple of arguments, as in args=(3,)."),
+        ({"args": "text"}, "args='text': give a tuple of arguments, as in args=('text',)."),
+    ],
+)
+def test_what_makes_no_sense_is_explained(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        tnt.run(len, **options)
+    assert message in str(refused.value)
+
+
+def test_function_must_be_one_that_can_be_sent() -> None:
+    with pytest.raises(InputError, match="needs a function, not a NoneType: pass the function"):
+        tnt.run(None)  # type: ignore[arg-type]
+    lock = threading.Lock()
+    with pytest.raises(InputError, match="cannot be pickled .*make that inside of the function"):
+        tnt.run(lambda: lock)
