@@ -25,6 +25,7 @@ import memory
 import rank_memory
 import report
 import startup
+import step_cost
 import step_time
 from common import ON_THE_CPU, RANKS, printed
 from input import COST, GAIN
@@ -83,6 +84,10 @@ def of_steps(options: Namespace) -> list[Figure]:
     )
 
 
+def of_step_cost(options: Namespace) -> list[Figure]:
+    return step_cost.measured(options.rounds, options.quick)
+
+
 def of_allreduce(options: Namespace) -> list[Figure]:
     return allreduce.measured(options.rounds, options.quick)
 
@@ -132,6 +137,7 @@ def of_gpus(options: Namespace) -> list[Figure]:
 
 PARTS: dict[str, Callable[[Namespace], list[Figure]]] = {
     "step": of_steps,
+    "cost": of_step_cost,
     "allreduce": of_allreduce,
     "startup": of_startup,
     "memory": of_memory,

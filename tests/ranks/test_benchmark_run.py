@@ -37,6 +37,15 @@ def test_step_times_are_measured_on_two_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
+def test_the_cost_of_a_step_is_measured_by_part(tmp_path: Path) -> None:
+    run = run_benchmark(tmp_path, "bench.py", "--quick", "--only", "cost")
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("step cost")]
+    assert len(lines) == 8
+    assert all(" us " in line for line in lines if "tarantella over limit" not in line)
+
+
 def test_the_benchmark_of_gpus_runs_without_one(tmp_path: Path) -> None:
     options = ["--models", "mlp", "--precision", "mixed_float16", "--sums", "limit", "nccl"]
     options += ["--device", "cpu", "--rounds", "1", "--output", "gpu.json"]
