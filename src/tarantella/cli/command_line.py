@@ -22,7 +22,7 @@ _EPILOG = """\
 examples:
   tarantella -- train.py                       one rank for each GPU here
   tarantella -n 4 --no-gpu -- train.py         four ranks on the CPU
-  tarantella -n 2 -m package.train             as python -m, on two ranks
+  tarantella -n 2 -m package.train             like python -m, on two ranks
   tarantella --hostfile hosts -- train.py      all GPUs of several hosts
   tarantella --n-per-node 4 -- train.py        in a Slurm, PBS or LSF job
   tarantella -n 2 --dry-run -- train.py        what would run, and where
@@ -93,7 +93,7 @@ def make_parser() -> _Parser:
     parser = _Parser(
         prog="tarantella",
         usage=_USAGE,
-        description="Train a Keras model on several devices with one rank each.",
+        description="Train a Keras model in several processes, called ranks, on GPUs or CPUs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

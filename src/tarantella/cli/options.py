@@ -141,8 +141,8 @@ class Options(Configuration):
         option=Option(
             ("--report",),
             Group.OUTPUT,
-            "write a report to look at in a browser, while the run goes on: one file, with figures "
-            "(needs Plotly)",
+            "write a report to open in a browser, and update it during the run: one file, with "
+            "figures (needs Plotly)",
             metavar="FILE.html",
         ),
     )
@@ -152,7 +152,7 @@ class Options(Configuration):
         option=Option(
             ("--progress",),
             Group.OUTPUT,
-            "show after each epoch how long the training still takes; by default only on a "
+            "show after each epoch how much longer the training will take; by default only on a "
             "terminal, once a minute at most",
         ),
     )

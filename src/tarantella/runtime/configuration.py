@@ -103,7 +103,7 @@ class Configuration:
         Option(
             ("--log-on-all-devices",),
             Group.OUTPUT,
-            "show messages of every rank, not only of the master rank",
+            "show library messages of every rank, not only of the master rank",
         ),
     )
     output_on_all_devices: bool = setting(
