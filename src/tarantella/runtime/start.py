@@ -171,4 +171,5 @@ def _refuse_other_library(launch: Launch, size: int, library: str) -> None:
 
 def _name_of_library(mpi: ModuleType) -> str:
     """The name and number in what an MPI library says of itself, which can be a page long."""
-    return " ".join(mpi.Get_library_version().splitlines()[0].split(",")[0].split())
+    words = mpi.Get_library_version().splitlines()[0].split(",")[0].split()
+    return " ".join(word for word in words if word != "Version:")
