@@ -42,7 +42,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 # Types from elsewhere have no page here, nor have words for types, such as "array".
 nitpick_ignore_regex = [
-    ("py:.*", r"(keras|tf|np|tensorflow|numpy|collections|pathlib|tarantella)\..*"),
+    ("py:.*", r"(keras|tf|np|tensorflow|numpy|collections|os|pathlib|tarantella)\..*"),
     ("py:class", r"array|tensor|generator|DataLoader|number|string|nested structure|\.\.\."),
     ("py:class", r"(list of )?Keras \w+"),
 ]

@@ -49,10 +49,8 @@ class RankDataAdapter(internals.DataAdapter):
         self._own = own
         self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
-        batches = None if own_data else _common_number_of_batches(adapter)
-        self._steps = (
-            own.unused.pop() if own.unused else AgreedSteps(own, own_data, batches, steps_per_epoch)
-        )
+        common = _common_numbers(None if own_data else adapter, steps_per_epoch)
+        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data, *common)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _continues_across_epochs(adapter, steps_per_epoch):
@@ -352,16 +350,28 @@ def _described(spec: Any) -> Any:
     return tf.nest.map_structure(describe, spec)
 
 
-def _common_number_of_batches(adapter: Any) -> int | None:
-    """How many batches all ranks have, or `tf.data.INFINITE_CARDINALITY`; None if not known."""
+def _common_numbers(adapter: Any, steps_per_epoch: int | None) -> tuple[int | None, int | None]:
+    """The numbers of batches and of steps in an epoch, if all ranks have the same.
+
+    Args:
+        adapter: Keras's adapter of the batches; None if each rank has its own.
+        steps_per_epoch: How many steps an epoch has, if the user said so.
+
+    Returns:
+        How many batches there are, or `tf.data.INFINITE_CARDINALITY`, and the steps; None for what
+        is not known, or differs.
+    """
+    if adapter is None:
+        return None, None
     batches = adapter.num_batches
     if batches is None and not internals.draws_in_python(adapter):
         batches = int(adapter.get_tf_dataset().cardinality())
     if batches is None:
         batches = tf.data.UNKNOWN_CARDINALITY
-    everyones = {int(n) for n in collectives.allgather(np.int64(batches))}
-    is_known = everyones == {batches} and batches != tf.data.UNKNOWN_CARDINALITY
-    return int(batches) if is_known else None
+    own = np.array([batches, steps_per_epoch or 0], np.int64)
+    same_batches, same_steps = np.all(own == np.array(collectives.allgather(own)), axis=0)
+    is_known = same_batches and batches != tf.data.UNKNOWN_CARDINALITY
+    return int(batches) if is_known else None, steps_per_epoch if same_steps else None
 
 
 def _most(batches: int | None) -> int | None:
