@@ -10,6 +10,7 @@ nothing moves.
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import sys
 import textwrap
@@ -72,12 +73,15 @@ def run(command: str) -> Iterator[tuple[float, str]]:
     ) as process:
         assert process.stdout
         for line in process.stdout:
-            yield time.monotonic() - start, line.rstrip()
+            shown = line.rstrip().replace(f"host {socket.gethostname()}", "host laptop")
+            yield time.monotonic() - start, shown
     if process.returncode:
         raise SystemExit(f"`{command}` failed")
 
 
 def folded(line: str) -> list[str]:
+    if line.startswith("  ") and len(line) > COLUMNS:  # a table, which is no table if it wraps
+        return [f"{line[: COLUMNS - 1].rstrip()} …"]
     return textwrap.wrap(line, COLUMNS, subsequent_indent="  ") or [""]
 
 

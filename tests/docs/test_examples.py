@@ -64,7 +64,6 @@ def example(shell: Shell, tmp_path: Path) -> Shell:
 
 def test_quick_start_trains_on_two_ranks(example: Shell) -> None:
     output = example("tarantella -n 2 --no-gpu -- examples/quickstart.py")
-    assert "points that each rank trained on, per epoch: [1000, 1000]\n" in output
     [accuracy] = re.findall(r"test accuracy: ([\d.]+)%", output)
     assert float(accuracy) > 98
 

@@ -52,13 +52,15 @@ def test_values_are_rounded_and_summed_in_float32(sent_as: str) -> None:
     random = np.random.default_rng(tnt.get_rank())
     arrays = [random.normal(size=shape).astype(np.float32) for shape in shapes]
     arrays[3] = arrays[3].astype(np.float64)
+    arrays += [np.full(5, tnt.get_rank() + 1, dtype) for dtype in (np.int8, np.uint8, np.int16)]
     everyones = tnt.allgather(arrays)
     function = tf.function(in_background)
     for run in (function, function, in_background):
         sums = run(*map(tf.constant, arrays))
         assert [total.dtype for total in sums] == [array.dtype for array in arrays]
         for total, *values in zip(sums, *everyones, strict=True):
-            expected = rounded_sum(values, sent_as) if np.ndim(values[0]) else np.sum(values)
+            is_rounded = np.ndim(values[0]) and np.issubdtype(values[0].dtype, np.floating)
+            expected = rounded_sum(values, sent_as) if is_rounded else np.sum(values, axis=0)
             np.testing.assert_array_equal(total, expected)
 
 

@@ -47,9 +47,9 @@ def test_two_ranks_get_a_line_each() -> None:
     )
     assert summary(record_of(*ranks, hosts=("node1", "node2"))).splitlines() == [
         "the run took 2 min 05 s: 500 steps in 1 min 20 s of training, 200 samples/s on 2 ranks.",
-        "  rank   host  samples/s  input  compute  sums  callbacks  evaluation  other  memory",
-        "     0  node1        100     4%      56%   20%         0%         10%    10%  1.5 GB",
-        "     1  node2        100    24%      55%    1%         0%         10%    10%  1.5 GB",
+        "  rank   host  samples/s  input  compute  sums  evaluation  other  memory",
+        "     0  node1        100     4%      56%   20%         10%    10%  1.5 GB",
+        "     1  node2        100    24%      55%    1%         10%    10%  1.5 GB",
         "  slowest: rank 1 on host node2, 32% (19.0 s) slower than the median, mostly waiting for "
         "its data.",
     ]
@@ -159,3 +159,12 @@ def test_numbers_are_easy_to_read() -> None:
     ]  # fmt: skip
     assert [rate(number) for number in (0.5, 12.34, 123_456)] == ["0.50", "12.3", "123,456"]
     assert [memory(number) for number in (730e6, 12.34e9)] == ["730 MB", "12.3 GB"]
+
+
+def test_a_run_that_continues_with_fewer_ranks_shows_those() -> None:
+    ranks = [measured(rank, compute=60.0 + 20 * rank) for rank in range(3)]
+    record = record_of(*ranks, hosts=("node1", "node2", "node3"))
+    record.begin(Ranks(("node1", "node2"), ("CPU",) * 2, (1,) * 2))
+    lines = summary(record).splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [["0", "node1"], ["1", "node2"]]
+    assert "slowest: rank 1 on host node2" in lines[4]

@@ -56,6 +56,15 @@ def test_waits_are_taken_out_of_the_part_that_they_are_in(clock: Clock) -> None:
     assert (meter.totals().steps, meter.totals().samples) == (1, 7)
 
 
+def test_what_comes_after_the_training_is_not_input(clock: Clock) -> None:
+    meter = Meter()
+    with meter.part(INPUT):
+        clock.passes(1)
+        meter.note_trained()
+        clock.passes(5)
+    assert parts(meter) == {INPUT: 1, CALLBACKS: 5}
+
+
 def test_tracing_is_not_input(clock: Clock) -> None:
     meter = Meter()
     with meter.part(INPUT):

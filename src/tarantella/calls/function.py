@@ -64,7 +64,12 @@ def _read(descriptor: int) -> bytes:
         start = len(data)
         announce(Announcement(ASKS, 0, socket.gethostname(), os.getpid(), start), descriptor)
         while len(data) < min(start + LONGEST_PIECE, framed_size(data)):
-            data += os.read(0, LONGEST_PIECE)
+            if not (piece := os.read(0, LONGEST_PIECE)):
+                raise RankError(
+                    "The function did not reach the ranks: what starts them does not forward "
+                    "standard input."
+                )
+            data += piece
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     return message
 

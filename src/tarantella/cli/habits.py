@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -169,9 +170,14 @@ def _habit(words: tuple[str, ...]) -> Habit:
     return HABITS[words[0].partition("=")[0]]
 
 
+def is_python(word: str) -> bool:
+    """Whether a word names the interpreter, which the command starts itself."""
+    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
+
+
 def written(options: Sequence[str], program: Sequence[str]) -> str:
     """A command line of ours, for a message."""
-    if Path(program[0] if program else "").name.startswith("python"):
+    if program and is_python(program[0]):
         program = program[1:]  # the command starts it
     if program[:1] != ["-m"]:
         program = ["--", *(program or ["script.py"])]

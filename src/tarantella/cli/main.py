@@ -147,7 +147,8 @@ def _run_with_restarts(
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
         record.end(end.message or _stopped(end.status))
-        if not (settings.quiet or stop_signals.received) and (text := summary(record)):
+        is_silent = settings.quiet or options.dry_run or stop_signals.received
+        if not is_silent and (text := summary(record)):
             console.show(text)
     except BaseException as error:
         by_signal = _stopped(128 + error.number) if isinstance(error, Stopped) else ""

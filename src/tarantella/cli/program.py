@@ -9,6 +9,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from tarantella.cli.habits import is_python
 from tarantella.cli.module_file import is_file, module_file
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
@@ -79,7 +80,7 @@ def _check_script(name: str, options: Options) -> None:
     try:
         Path(name).open("rb").close()
     except FileNotFoundError:
-        if Path(name).name.startswith("python") and options.program[1:]:
+        if is_python(name) and options.program[1:]:
             ours = shlex.join(options.program[1:])
             advice = f"leave it out, as the command starts Python: tarantella [options] -- {ours}"
         else:

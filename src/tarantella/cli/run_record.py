@@ -209,17 +209,12 @@ class RunRecord:
         return self._spans[rank].items() if rank in self._spans else ()
 
     def measured_ranks(self) -> tuple[int, ...]:
-        """The ranks that have told what they did."""
-        return tuple(sorted(self._spans))
+        """The ranks that have told what they did; a run may be restarted with fewer."""
+        return tuple(sorted(rank for rank in self._spans if rank < len(self.ranks.hosts)))
 
     def total(self, rank: int) -> Span | None:
         """What a rank did in all; None if it has told nothing."""
         return merged(self.spans(rank))
-
-    @property
-    def sums_are_seen(self) -> bool:
-        """Whether waiting for sums is told apart from computing; NCCL's is not."""
-        return SUMS not in self.unseen
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:

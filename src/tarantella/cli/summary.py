@@ -8,7 +8,7 @@ from statistics import median
 
 from tarantella.cli.run_record import RunRecord, Span
 from tarantella.cli.slow_ranks import Slowest, find_slowest, in_words
-from tarantella.runtime.meter import CALLBACKS, COMPUTE, INPUT, PARTS, SUMS
+from tarantella.runtime.meter import COMPUTE, INPUT, PARTS, SUMS
 from tarantella.runtime.words import count, duration, memory, rate
 
 _MOST_ROWS = 8  # of single ranks; more are shown as the least, the median and the most of them
@@ -89,7 +89,7 @@ def _columns(record: RunRecord, spans: Sequence[Span]) -> list[Column]:
         COMPUTE: "+".join([COMPUTE, *sorted(unseen)]),
         SUMS: "waits" if SUMS in unseen else SUMS,
     }
-    always = {INPUT, COMPUTE, SUMS, CALLBACKS} if len(spans) > 1 else {COMPUTE, CALLBACKS}
+    always = {INPUT, COMPUTE, SUMS} if len(spans) > 1 else {COMPUTE}
     for part in (*PARTS, _OTHER):
         share = _share_of(part)
         if part in always or max(map(share, spans)) >= _WORTH_A_COLUMN:

@@ -176,7 +176,7 @@ class BackgroundAllreduce:
 
     def _start(self, source: Any, target: Array, then: Callable[[], None]) -> Exchange:
         """Starts to sum a piece; `then` is called when its sum is there."""
-        if target.itemsize > 2:
+        if target.itemsize != 2 or target.dtype.kind in "iu":
             return Exchange([self._communicator.Iallreduce(source, target)], then)
         return _exchange_segments(source, target, self._communicator, next(self._tags), then)
 

@@ -130,6 +130,7 @@ class RankCallbacks(AppendableCallbacks):
     def on_train_end(self, logs: Any = None) -> None:
         with self._event():
             super().on_train_end(logs)
+        METER.note_trained()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._own_training_logs = None

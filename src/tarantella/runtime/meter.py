@@ -95,6 +95,11 @@ class Meter:
         if self._thread == threading.get_ident() and self._part is not None:
             self.switch(INPUT)
 
+    def note_trained(self) -> None:
+        """What still follows in `fit` is not input: a tracker may save the model, for example."""
+        if self._thread == threading.get_ident() and self._part == INPUT:
+            self.switch(CALLBACKS)
+
     def note_tracing(self) -> None:
         """A step is being traced: this rank does not wait for its data yet."""
         if self._part in (INPUT, STEPS):

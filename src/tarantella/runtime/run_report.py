@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tarantella.runtime import ending, times, versions, world
@@ -126,7 +127,9 @@ def _gpu_memory() -> int | None:
     tf = sys.modules.get("tensorflow")
     if tf is None or not tf.config.list_logical_devices("GPU"):
         return None
-    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    with suppress(Exception):  # not every allocator counts, and training is more important
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    return None
 
 
 def _versions(library: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -87,4 +88,6 @@ def _shown(path: Path) -> str:
     """The name of the script; for other files, the path, as short as it can be."""
     if path == _script():
         return path.name
-    return str(path.relative_to(Path.cwd())) if Path.cwd() in path.parents else str(path)
+    with suppress(OSError, ValueError):  # the folder is gone, or is another one
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
