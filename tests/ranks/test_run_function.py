@@ -206,3 +206,16 @@ def test_script_needs_no_guard_and_shows_where_a_rank_failed(tmp_path: Path) -> 
     assert 'tnt.run(total, ["most"]' in here
     assert "src/tarantella" not in result.stderr  # no frame of ours
     assert list(temporary.iterdir()) == []
+
+
+def test_a_python_shell_continues_after_a_mistake() -> None:
+    lines = ["import tarantella as tnt", "tnt.run(print, strikt=True)", "print('still here')"]
+    shell = subprocess.run(
+        [sys.executable, "-i"],
+        input="\n".join([*lines, ""]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Did you mean strict?" in shell.stderr
+    assert (shell.returncode, shell.stdout) == (0, "still here\n")

@@ -14,7 +14,9 @@ from tarantella.runtime.words import count, duration, memory, rate
 _MOST_ROWS = 8  # of single ranks; more are shown as the least, the median and the most of them
 _OTHER = "other"  # imports, and what the script does outside of `fit`
 _WORTH_A_COLUMN = 0.005  # of the time
-_SLOWER = 0.05  # than the median: differences below that come and go
+# Differences below these, of the median and in seconds, come and go.
+_SLOWER = 0.05
+_WORTH_A_LINE = 2.0
 
 Column = tuple[str, Callable[[Span], float], Callable[[float], str]]
 
@@ -123,8 +125,8 @@ def _slowest(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
     found: Slowest | None = find_slowest({rank: span.parts for rank, span in ranks.items()})
     if found is None or not any(span.steps for span in ranks.values()):
         return []
-    if found.ratio < _SLOWER:
-        return [f"no rank is {_SLOWER:.0%} slower than the others."]
+    if found.ratio < _SLOWER or found.seconds < _WORTH_A_LINE:
+        return []
     who = f"rank {found.rank} on host {record.ranks.hosts[found.rank]}"
     slower = f"{found.ratio:.0%} ({duration(found.seconds)}) slower than the median"
     return [f"slowest: {who}, {slower}, mostly {in_words(found.part)}."]

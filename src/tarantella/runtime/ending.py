@@ -71,7 +71,9 @@ def _install_exception_hook() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         # With a frame below, a library only prints an error, like h5py if it cannot close a file.
-        uncaught = sys._getframe().f_back is None
+        # A Python shell goes on after an error.
+        is_shell = hasattr(sys, "ps1") or sys.flags.interactive
+        uncaught = sys._getframe().f_back is None and not is_shell
         ours = failure.running_mpi() or failure.is_ours(error)
         if uncaught and ours and os.getpid() == _pid:
             sys.excepthook = shown_before  # which `fail` calls

@@ -30,7 +30,7 @@ from tarantella.runtime.announce import (
 )
 from tarantella.runtime.meter import INPUT, METER, Totals
 
-_began = time.monotonic()
+_began, _cpu_before = time.monotonic(), time.process_time()
 _descriptor: int | None = None
 _reported: Totals | None = None
 _epochs = 0
@@ -85,7 +85,7 @@ def report(**more: Any) -> None:
         "parts": parts,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "gpu_memory": _gpu_memory(),
-        "cpu_seconds": round(time.process_time(), 3),
+        "cpu_seconds": round(time.process_time() - _cpu_before, 3),
     }
     _tell(MEASURED, data | more)
 
