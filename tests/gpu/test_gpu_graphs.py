@@ -101,13 +101,14 @@ def inputs_from_the_host(partition: Any) -> list[str]:
 
 
 # How many sums and gathers a step takes, if nobody reads its logs. Dense gradients share a sum, and
-# so does the state of layers; sparse gradients have one for their sizes, and are gathered.
+# so does the state of layers. Sparse gradients are gathered; their numbers are summed with the
+# dense ones.
 EXPECTED = {
     "dense": (1, 0),
     "statistics": (3, 0),  # forward and backward
     "state": (2, 0),
-    "sparse": (2, 2),
-    "masked": (3, 2),  # one is the divisor of the loss
+    "sparse": (1, 1),
+    "masked": (2, 1),  # one is the divisor of the loss
 }
 # Compiled, the state of layers is summed together with the gradients.
 EXPECTED_WITH_XLA = {**EXPECTED, "state": (1, 0)}

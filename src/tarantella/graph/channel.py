@@ -1,8 +1,8 @@
 """Sums over the ranks as operations of a TensorFlow graph: what all engines have in common.
 
 An engine of sums is a subclass of `Channel` in a file of its own; `engine` chooses one. It says how
-buckets of tensors are summed, and how rows of all ranks are put together. Here tensors are cast to
-types that can be added, fused into buckets, and cast back; and operations are put in order.
+buckets of tensors are summed, and how the slices of all ranks are put together. Here tensors are
+cast to types that can be added, fused into buckets, and cast back; and operations are put in order.
 
 Each purpose has a communicator of its own, on which every rank issues the same collectives in the
 same order: control dependencies make that order part of the graph. Purposes are independent of
@@ -54,12 +54,17 @@ class Channel(ABC):
 
     def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """The slices of all ranks one after the other, in the order of the ranks."""
-        values = self._as_sent(slices.values)
-        all_indices, all_values = self._rows(slices.indices, values)
-        all_indices.set_shape([None])
-        all_values.set_shape([None, *values.shape[1:]])
-        dtype = slices.values.dtype
-        return tf.IndexedSlices(tf.cast(all_values, dtype), all_indices, slices.dense_shape)
+        _, (everyones,) = self.allreduce_with_slices([], [slices], 0)
+        return everyones
+
+    @abstractmethod
+    def allreduce_with_slices(
+        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+    ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
+        """The sums of tensors as in `allreduce`, and slices as in `concatenate`.
+
+        Each rank may have a different number of slices.
+        """
 
     @abstractmethod
     def _sums(self, tensors: list[tf.Tensor], buckets: list[Bucket]) -> dict[int, tf.Tensor]:
@@ -69,10 +74,6 @@ class Channel(ABC):
             tensors: Of types that are not in `ADDED_AS`.
             buckets: Which of them share a message, in the order of the messages.
         """
-
-    @abstractmethod
-    def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The indices and values of all ranks, by rank. Each rank may have a different number."""
 
     def _as_sent(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.cast(tensor, self.ADDED_AS.get(tensor.dtype, tensor.dtype))

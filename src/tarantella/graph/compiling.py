@@ -17,7 +17,7 @@ from tarantella.graph.channel import Channel
 from tarantella.internals.tensorflow import CALLS, called_graph
 from tarantella.runtime.log import LOGGER
 
-_NOT_COMPILABLE = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "Collective")
+_NOT_COMPILABLE = ("PyFunc", "EagerPyFunc", "Collective")
 
 
 class NotCompilableError(Exception):
@@ -98,5 +98,7 @@ class RefusingChannel(Channel):
             refuse(f"a sum of {self._purpose}")
         return {}
 
-    def _rows(self, indices: Any, values: Any) -> Any:
-        refuse(f"a sum of {self._purpose}")
+    def allreduce_with_slices(self, tensors: Any, slices: Any, threshold: int) -> Any:
+        if slices:
+            refuse(f"a sum of {self._purpose}")
+        return self.allreduce(tensors, threshold), []

@@ -34,6 +34,12 @@ LARGEST_BUCKET_BYTES = 1 << 30
 # Slices are padded to a multiple of this many, as each number of them needs a key of its own.
 _ROWS = 256
 _LARGEST_KEY = 2**31 - 1
+# Indices and values are gathered as if they were such numbers, by the size of the values: these are
+# types that TensorFlow gathers, and their bits are only copied.
+_GATHERED_AS = {2: tf.float16, 4: tf.float32, 8: tf.float64}
+# Numbers of slices are sent as digits.
+_BASE = 256
+_DIGITS = [_BASE**place for place in range(4)]
 
 
 class DeviceChannel(Channel):
@@ -91,35 +97,59 @@ class DeviceChannel(Channel):
         _run_in_own_order(total)
         return tf.stop_gradient(total)  # it has none, which TensorFlow would complain about
 
-    def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def allreduce_with_slices(
+        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+    ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
+        """The numbers of slices travel with the tensors: a message of their own would cost as much
+        as one of a large bucket."""
+        if not slices:
+            return self.allreduce(tensors, threshold), []
+        *others, last = tensors or [tf.zeros(0)]
+        if not last.dtype.is_floating:
+            others, last = list(tensors), tf.zeros(0)
+        numbers = _row_numbers([one.indices for one in slices])
         with self._device():
-            return self._counter.in_order(
-                [indices, values], lambda: self._gather_rows(indices, values)
-            )
+            joined = tf.concat([tf.reshape(last, [-1]), tf.cast(numbers, last.dtype)], 0)
+        *sums, joined_sum = self.allreduce([*others, joined], threshold)
+        with self._device():
+            total, numbers = tf.split(joined_sum, [last.shape.num_elements(), numbers.shape[0]])
+            sums = [*sums, tf.reshape(total, last.shape)][: len(tensors)]
+        counts = _counts(numbers, len(slices))
+        return sums, [self._gathered(one, count) for one, count in zip(slices, counts, strict=True)]
 
-    def _gather_rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        size = world.get_size()
-        own = tf.shape(indices, tf.int64)[0]
-        counts = self._reduce(tf.one_hot(world.get_rank(), size, dtype=tf.int64) * own)
-        rows = -(-tf.reduce_max(counts) // _ROWS) * _ROWS
-        counted = tf.reshape(tf.sequence_mask(counts, rows), [-1])
+    def _gathered(self, slices: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
+        """The slices of all ranks, by rank.
 
-        def gathered(values: tf.Tensor) -> tf.Tensor:
-            row = values.shape[1:]
-            padded = tf.pad(values, [[0, rows - own], *[[0, 0]] * row.rank])
+        Args:
+            slices: Those of this rank.
+            counts: How many each rank has, in host memory.
+        """
+        values = self._as_sent(slices.values)
+        with self._device():
+            rows = self._rows(_as_rows(slices.indices, values), counts)
+            indices, values = _from_rows(rows, slices.indices.dtype, values)
+        return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
+
+    def _rows(self, rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """The rows of all ranks, by rank."""
+        width = rows.shape[1]
+        with tf.device("CPU:0"):
+            most = -(-tf.reduce_max(counts) // _ROWS) * _ROWS
+            padding = [[0, most - counts[world.get_rank()]], [0, 0]]
+            counted = tf.where(tf.reshape(tf.sequence_mask(counts, most), [-1]))[:, 0]
+            key = _key("rows", rows.dtype, width) ^ tf.cast(most, tf.int32)
+        padded = tf.pad(rows, padding)
+
+        def gather() -> tf.Tensor:
             everyones = tf.raw_ops.CollectiveGatherV2(
-                input=padded,
-                ordering_token=[],
-                instance_key=_key("rows", values.dtype, row) ^ tf.cast(rows, tf.int32),
-                **self._group(),
+                input=padded, ordering_token=[], instance_key=key, **self._group()
             )
             _run_in_own_order(everyones)
-            everyones.set_shape([None, *row])
-            return tf.boolean_mask(everyones, counted)
+            return everyones
 
-        all_indices = gathered(indices)
-        with tf.control_dependencies([all_indices]):
-            return all_indices, gathered(values)
+        everyones = self._counter.in_order([padded], gather)
+        everyones.set_shape([None, width])
+        return tf.gather(everyones, counted)
 
     def _group(self) -> dict[str, Any]:
         return {
@@ -177,6 +207,59 @@ def _run_in_own_order(result: tf.Tensor) -> None:
         run_independently(result.op)
 
 
+def _row_numbers(indices: Sequence[tf.Tensor]) -> tf.Tensor:
+    """How many slices this rank has, for a sum with those of other ranks.
+
+    They have places of their own, as numbers up to 255, which all types of gradients can hold.
+    """
+    with tf.device("CPU:0"):
+        counts = tf.stack([tf.shape(one, tf.int64)[0] for one in indices])
+        digits = (counts[:, tf.newaxis] // _DIGITS) % _BASE
+        own = tf.one_hot(world.get_rank(), world.get_size(), dtype=tf.float32)
+        numbers = own[:, tf.newaxis, tf.newaxis] * tf.cast(digits, tf.float32)
+        return tf.reshape(numbers, [-1])
+
+
+def _counts(numbers: tf.Tensor, slices: int) -> list[tf.Tensor]:
+    """How many slices each rank has, for each of several slices, in host memory."""
+    with tf.device("CPU:0"):
+        digits = tf.reshape(tf.cast(numbers, tf.int64), [-1, slices, len(_DIGITS)])
+        return tf.unstack(tf.reduce_sum(digits * _DIGITS, 2), axis=1)
+
+
+def _as_rows(indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Indices and values side by side, so that they can be gathered together."""
+    dtype = _GATHERED_AS[values.dtype.real_dtype.size]
+    count = tf.shape(indices)[0]
+    bits = tf.bitcast(tf.cast(indices, tf.int64), dtype)
+    return tf.concat(
+        [
+            tf.reshape(bits, [count, tf.int64.size // dtype.size]),
+            tf.reshape(tf.bitcast(values, dtype), [count, _width(values)]),
+        ],
+        1,
+    )
+
+
+def _from_rows(
+    rows: tf.Tensor, index_dtype: tf.DType, like: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices, and values of the type and the shape of others, of rows that hold both."""
+    bits, values = tf.split(rows, [rows.shape[1] - _width(like), _width(like)], 1)
+    if bits.shape[1] == 1:
+        bits = bits[:, 0]
+    if like.dtype.is_complex:
+        values = tf.reshape(values, [-1, *like.shape[1:], 2])
+    values = tf.bitcast(values, like.dtype)
+    indices = tf.cast(tf.bitcast(bits, tf.int64), index_dtype)
+    return indices, tf.reshape(values, [-1, *like.shape[1:]])
+
+
+def _width(values: tf.Tensor) -> int:
+    """How many real numbers a slice has."""
+    return int(values.shape[1:].num_elements()) * (2 if values.dtype.is_complex else 1)
+
+
 def _real(values: tf.Tensor) -> tf.Tensor:
     """The values, with those of complex numbers as two real ones."""
     if values.dtype.is_complex:
@@ -184,7 +267,7 @@ def _real(values: tf.Tensor) -> tf.Tensor:
     return values
 
 
-def _key(kind: str, dtype: tf.DType, shape: tf.TensorShape) -> int:
+def _key(kind: str, dtype: tf.DType, shape: Any) -> int:
     return _number(f"{kind} {dtype.name} {shape}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,11 +47,23 @@ class HostChannel(Channel):
             sums.update(zip(bucket.members, results, strict=True))
         return sums
 
-    def _rows(self, indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def allreduce_with_slices(
+        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+    ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
+        sums = self.allreduce(tensors, threshold)
+        return sums, [self._gathered(one) for one in slices]
+
+    def _gathered(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        values = self._as_sent(slices.values)
         all_indices, all_values = self._in_order(
-            _gather_rows(self._communicator), [indices, values], [indices.dtype, values.dtype]
+            _gather_rows(self._communicator),
+            [slices.indices, values],
+            [slices.indices.dtype, values.dtype],
         )
-        return all_indices, all_values
+        all_indices.set_shape([None])
+        all_values.set_shape([None, *values.shape[1:]])
+        dtype = slices.values.dtype
+        return tf.IndexedSlices(tf.cast(all_values, dtype), all_indices, slices.dense_shape)
 
     def _in_order(
         self,

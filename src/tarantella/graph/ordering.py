@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tarantella.graph.engine import device_hint
+
 Result = TypeVar("Result")
 
 
@@ -24,7 +26,7 @@ def in_program_order(purpose: str, communicate: Callable[[], Result]) -> Result:
         purpose: One of `world.PURPOSES`; the order is kept for each on its own.
         communicate: Returns a structure of tensors, the results of its collectives.
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or device_hint():  # whose channel keeps this order
         return communicate()
     written = _variable(purpose)
     with tf.control_dependencies([written.assign_add(1)]):

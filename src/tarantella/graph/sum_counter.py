@@ -1,8 +1,12 @@
 """The order of sums that TensorFlow takes by itself, and how far they have come.
 
-No Python function runs when TensorFlow's collectives wait for other ranks. So each collective
-writes to two variables, before and after it: TensorFlow keeps the order of all that writes to a
-variable, and the watch for stalls reads from them whether this rank waits.
+No Python function runs when TensorFlow's collectives wait for other ranks. TensorFlow keeps the
+order of all that writes to a variable, wherever in a program it is: so each collective writes to
+one, before and after it. Two others tell the watch for stalls whether this rank waits.
+
+On a GPU, operations end before their results are there. A collective that waited for an operation
+on the CPU would be issued only when its values are computed, which costs half a millisecond. So the
+variable of the order is on the GPU, and nothing waits for the others, which are on the CPU.
 """
 
 from __future__ import annotations
@@ -23,14 +27,18 @@ class SumCounter:
 
     Args:
         purpose: What a rank waits in, for the watch.
+        device: Where the sums are taken.
     """
 
-    def __init__(self, purpose: str) -> None:
+    def __init__(self, purpose: str, device: str) -> None:
         self._purpose = purpose
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._begun, self._done = (
-                tf.Variable(0, trainable=False, dtype=tf.int64) for _ in range(2)
-            )
+        with tf.init_scope():
+            with tf.device(device):
+                self._order = tf.Variable(0.0, trainable=False)
+            with tf.device("CPU:0"):
+                self._begun, self._done = (
+                    tf.Variable(0, trainable=False, dtype=tf.int64) for _ in range(2)
+                )
         watch.also_watch(purpose, self.number_in_progress)
 
     def in_order(self, inputs: Sequence[tf.Tensor], communicate: Callable[[], Result]) -> Result:
@@ -45,9 +53,12 @@ class SumCounter:
                 return communicate()
         with tf.control_dependencies(inputs):
             begin = self._begun.assign_add(1, read_value=False)
-        with tf.control_dependencies([begin]):
+        with tf.control_dependencies([self._order.assign(0.0, read_value=False)]):
             results = communicate()
-        with tf.control_dependencies(tf.nest.flatten(results)):
+        ended = tf.nest.flatten(results)
+        with tf.control_dependencies(ended):
+            self._order.assign(0.0, read_value=False)
+        with tf.control_dependencies([begin, *ended]):
             self._done.assign(self._begun, read_value=False)
         return results
 
@@ -66,4 +77,6 @@ def sum_counter(hint: str, thread: str) -> SumCounter:
         thread: The thread's name; empty for the main thread.
     """
     del thread  # each has its own
-    return SumCounter("a sum by NCCL" if hint == "nccl" else "a sum by TensorFlow's collectives")
+    if hint == "nccl":
+        return SumCounter("a sum by NCCL", "GPU:0")
+    return SumCounter("a sum by TensorFlow's collectives", "CPU:0")

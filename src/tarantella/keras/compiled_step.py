@@ -69,22 +69,25 @@ def take(
         The step that was taken. A step that cannot be compiled is refused, and not taken.
     """
     StepShare(data)  # functions that are traced only once read it
+    with tf.device("CPU:0"):  # so that one copy takes them to a GPU
+        numbers = tf.stack([data.count, data.total])
     steps: list[DeferredStep] = []
     traced: list[_Contributions] = []
 
     @tf.function(jit_compile=True, autograph=False)
-    def compute(micro_batch: MicroBatch) -> Any:
+    def compute(numbers: tf.Tensor, samples: Any) -> Any:
+        micro_batch = MicroBatch(*tf.unstack(numbers), samples)
         step = DeferredStep(model, micro_batch)
         steps.append(step)
         with compilable(), step.running():
-            train_step(micro_batch.data)
+            train_step(samples)
         read = metrics.state_of(model.metrics) if results else []
         traced.append(_Contributions(step, read))
         return traced[-1].packed()
 
     with compiling() as trace:
         try:
-            own = compute(data)
+            own = compute(numbers, data.data)
         except Exception:
             if trace.refused:
                 return RefusedStep([one for step in steps for one in step.layer_state.written])
@@ -92,13 +95,13 @@ def take(
     sums = _sums(own, traced[-1].exact, model._tnt_gradient_type)
 
     @tf.function(jit_compile=True, autograph=False)
-    def update(sums: list[Any], total: tf.Tensor) -> Any:
-        of_metrics = traced[-1].apply(sums, total)
+    def update(sums: list[Any], numbers: tf.Tensor) -> Any:
+        of_metrics = traced[-1].apply(sums, total=numbers[1])
         if results is None:
             return None
         return metrics.results_of_sums(results, traced[-1].metric_state, of_metrics)
 
-    return CompiledStep(traced[-1].step, update(sums, data.total))
+    return CompiledStep(traced[-1].step, update(sums, numbers))
 
 
 def _sums(own: list[Any], exact: set[int], gradient_type: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,50 +57,94 @@ def sum_over_ranks(
         forward_was_noted: Whether a timeline has the forward pass already.
     """
     dense = [i for i in reversed(range(len(gradients))) if isinstance(gradients[i], tf.Tensor)]
-    sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+    lookups = {
+        i: _lookups_of(g) for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)
+    }
+    end_phase("backward" if forward_was_noted else "forward and backward", list(gradients))
+    of_lookups = [one for each in lookups.values() for one in each]
+    added = [one for one in of_lookups if one.is_added]
+    gathered = [one for one in of_lookups if not one.is_added]
+    totals, everyones = channel.allreduce_with_slices(
+        [*(gradients[i] for i in dense), *(one.slices.values for one in added)],
+        [one.slices for one in gathered],
+        configuration().fusion_threshold_bytes,
+    )
     sums = list(gradients)
-    end_phase("backward" if forward_was_noted else "forward and backward", sums)
-    threshold = configuration().fusion_threshold_bytes
-    dense_sums = channel.allreduce([gradients[i] for i in dense], threshold)
-    for i, total in zip(dense, dense_sums, strict=True):
+    for i, total in zip(dense, totals[: len(dense)], strict=True):
         sums[i] = total
-    for i in sparse:
-        sums[i] = _sum_of_slices(gradients[i], channel)
+    found = {
+        **{
+            id(one): one.with_values(total)
+            for one, total in zip(added, totals[len(dense) :], strict=True)
+        },
+        **{
+            id(one): one.of_all_ranks(slices)
+            for one, slices in zip(gathered, everyones, strict=True)
+        },
+    }
+    for i, each in lookups.items():
+        sums[i] = _joined([found[id(one)] for one in each], gradients[i].dense_shape)
     end_phase("waiting for sums", sums)
     return sums
 
 
-def _sum_of_slices(slices: tf.IndexedSlices, channel: Channel) -> tf.IndexedSlices:
-    """The slices that one process would have for the global batch.
+@dataclass(frozen=True)
+class _Lookup:
+    """The slices of one lookup of a variable, as this rank has them.
 
-    It has the slices of each sample, one after the other, but those of a lookup that depends on no
-    sample, such as one of positions, only once. This matters to an optimizer: Keras does not add up
-    slices of the same index, so it squares each slice and not their sum.
+    One process has the slices of each sample, one after the other, but those of a lookup that
+    depends on no sample, such as one of positions, only once. This matters to an optimizer: Keras
+    does not add up slices of the same index, so it squares each slice and not their sum.
+
+    Attributes:
+        slices: The slices.
+        depends: Whether their indices depend on the samples.
     """
+
+    slices: tf.IndexedSlices
+    depends: bool
+
+    @property
+    def is_added(self) -> bool:
+        """Whether their sum over the ranks is one of tensors whose shape is known."""
+        return not self.depends and bool(self.slices.values.shape.is_fully_defined())
+
+    def with_values(self, values: tf.Tensor) -> tf.IndexedSlices:
+        return tf.IndexedSlices(values, self.slices.indices, self.slices.dense_shape)
+
+    def of_all_ranks(self, everyones: tf.IndexedSlices) -> tf.IndexedSlices:
+        """What one process would have, of the slices of all ranks."""
+        if tf.executing_eagerly():
+            return _folded(everyones, world.get_size())
+        if self.depends:
+            return everyones
+        shape = tf.concat([[world.get_size()], tf.shape(self.slices.values)], 0)
+        return self.with_values(tf.reduce_sum(tf.reshape(everyones.values, shape), axis=0))
+
+
+def _lookups_of(slices: tf.IndexedSlices) -> list[_Lookup]:
     if tf.executing_eagerly():
-        return _folded(channel.concatenate(slices), world.get_size())
+        return [_Lookup(slices, True)]
     lookups = _lookups(slices.indices, depends_on_samples())
     if all(depends for _, depends in lookups):
-        return channel.concatenate(slices)
+        return [_Lookup(slices, True)]
     values = tf.split(slices.values, [tf.size(indices) for indices, _ in lookups])
-    sums = []
+    found = []
     for own, (indices, depends) in zip(values, lookups, strict=True):
+        if not depends:
+            own.set_shape([indices.shape[0], *slices.values.shape[1:]])
         one = tf.IndexedSlices(own, tf.cast(indices, slices.indices.dtype), slices.dense_shape)
-        if depends:
-            sums.append(channel.concatenate(one))
-            continue
-        own.set_shape([indices.shape[0], *slices.values.shape[1:]])
-        if own.shape.is_fully_defined():
-            (total,) = channel.allreduce([own], threshold=0)
-        else:
-            everyones = channel.concatenate(one).values
-            shape = tf.concat([[world.get_size()], tf.shape(own)], 0)
-            total = tf.reduce_sum(tf.reshape(everyones, shape), axis=0)
-        sums.append(tf.IndexedSlices(total, one.indices, slices.dense_shape))
+        found.append(_Lookup(one, depends))
+    return found
+
+
+def _joined(slices: list[tf.IndexedSlices], dense_shape: Any) -> tf.IndexedSlices:
+    if len(slices) == 1:
+        return slices[0]
     return tf.IndexedSlices(
-        tf.concat([one.values for one in sums], 0),
-        tf.concat([one.indices for one in sums], 0),
-        slices.dense_shape,
+        tf.concat([one.values for one in slices], 0),
+        tf.concat([one.indices for one in slices], 0),
+        dense_shape,
     )
 
 

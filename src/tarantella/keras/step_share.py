@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -22,8 +23,9 @@ class StepShare:
     """
 
     def __init__(self, micro_batch: MicroBatch) -> None:
-        count, total = (tf.cast(n, tf.float64) for n in (micro_batch.count, micro_batch.total))
-        self._value = count / total
+        with nullcontext() if is_compiling() else tf.device("CPU:0"):  # where the numbers are
+            count, total = (tf.cast(n, tf.float64) for n in (micro_batch.count, micro_batch.total))
+            self._value = count / total
         self._graph = _current_graph()
         self._variable = _shares.own()
         if is_compiling():  # the variable is in host memory, where XLA cannot write
