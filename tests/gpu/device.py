@@ -19,6 +19,7 @@ if DEVICE not in HINTS:
     pytest.skip("`make test-gpu` runs this, on a host with a GPU", allow_module_level=True)
 
 HINT = HINTS[DEVICE]  # what TensorFlow's collectives are to use
+WAITS_IN = "in a sum by NCCL" if DEVICE == "gpu" else "in a sum by TensorFlow's collectives"
 LIMIT = 300  # seconds for a run of a script; XLA takes its time, and a hang is what this catches
 needs_gpu = pytest.mark.skipif(DEVICE != "gpu", reason="only a GPU tells")
 # The command gives no GPU to two ranks. What `-x` says comes last, and counts.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import device
 import numpy as np
+import pytest
 
 SCRIPT = """
 import sys
@@ -46,3 +48,21 @@ def test_every_choice_is_followed_and_gives_the_same_weights(tmp_path: Path) -> 
     for others in weights[1:]:
         for one, other in zip(weights[0], others, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@device.needs_gpu
+@pytest.mark.skipif("," in os.environ.get("TNT_GPUS", ""), reason="needs ranks that share a GPU")
+def test_nccl_that_lets_no_ranks_share_a_gpu(tmp_path: Path) -> None:
+    """As NCCL does before 2.32: `auto` falls back with one warning, `nccl` is an error."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    target = str(tmp_path / "weights.npz")
+    refuses = ("-x", "NCCL_MULTI_RANK_GPU_ENABLE=0")
+    result = device.run(script, target, ranks=2, sums="auto", options=refuses)
+    assert (result.returncode, result.stdout) == (0, "sums by host\n"), result.stderr
+    (warning,) = [line for line in result.stderr.splitlines() if "WARNING" in line]
+    assert "The GPUs cannot use NCCL for sums over the ranks: " in warning
+    result = device.run(script, target, ranks=2, sums="nccl", options=refuses)
+    assert result.returncode == 2, result.stderr
+    final = result.stderr.splitlines()[-1]
+    assert "The GPUs cannot use NCCL, which `--gpu-sums nccl` asks for: " in final
