@@ -130,9 +130,9 @@ def of_gpus(options: Namespace) -> list[Figure]:
         return []
     print("step times on GPUs ...", file=sys.stderr, flush=True)
     few = {"rounds": 1, "steps": 3} if options.quick else {"rounds": options.rounds}
-    plan = gpu.Plan(gpus, models=options.models, **few)
-    parts = gpu.measured(plan, lambda line: print(line, file=sys.stderr, flush=True))
-    return [figure for part in parts for figure in part]
+    with gpu.with_mps(gpu.Plan(gpus, models=options.models, **few)) as plan:
+        parts = gpu.measured(plan, lambda line: print(line, file=sys.stderr, flush=True))
+        return [figure for part in parts for figure in part]
 
 
 PARTS: dict[str, Callable[[Namespace], list[Figure]]] = {

@@ -6,14 +6,18 @@ limit: as many processes as there are ranks, on the same GPUs, with their part o
 nccl:  a tnt.Model on the whole batch, with sums by NCCL on the GPUs.
 host:  the same with sums by MPI in host memory.
 
-Several ranks share a GPU if there are too few. For each model, each candidate has fresh processes,
-and they take turns in each round. A round's figure is the median of its steps, on the slowest
-process; ratios are taken within a round, and the result is the median of the rounds. The first step
-is timed from the call of `fit`. A candidate that fails or takes too long has the reason in its row,
-and the others go on.
+Several ranks share a GPU if there are too few; then all candidates use NVIDIA's MPS, if it is
+there. For each model, each candidate has fresh processes, and they take turns in each round. A
+round's figure is the median of its steps, on the slowest process; ratios are taken within a round,
+and the result is the median of the rounds. The first step is timed from the call of `fit`. A
+candidate that fails or takes too long has the reason in its row, and the others go on.
+
+XLA compiles in the first step, which takes long, and candidates take theirs one after the other.
+With `--no-first-steps`, all take it at the same time, and it has no figure.
 
     python benchmarks/gpu.py --output gpu.json
     python benchmarks/gpu.py --models resnet50 mlp --precision float32 mixed_bfloat16 --rounds 3
+    python benchmarks/gpu.py --precision float32 --rounds 3 --no-first-steps  # in a hurry
     python benchmarks/gpu.py --device cpu           # checks only that it runs, without a GPU
 """
 
@@ -23,16 +27,19 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import mps
 import report
 from common import ON_THE_CPU, Failed
 from models import GPU_CASES, SIZES
@@ -67,7 +74,9 @@ class Plan:
         precision: Dtype policies of Keras.
         rounds: How often the candidates take turns.
         steps: Steps of a round that are measured; None: what the model says.
+        first_steps: Whether first steps are timed, one after the other.
         time_limit: Seconds for a candidate to start, to take its first step, or for a round.
+        mps: Variables for all processes by which they find MPS; empty: they do not use it.
     """
 
     gpus: Sequence[str]
@@ -77,11 +86,17 @@ class Plan:
     precision: Sequence[str] = PRECISIONS
     rounds: int = 5
     steps: int | None = None
+    first_steps: bool = True
     time_limit: float = 600.0
+    mps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def number_of_ranks(self) -> int:
         return self.ranks or max(len(self.gpus), 2)
+
+    @property
+    def shares_gpus(self) -> bool:
+        return 0 < len(self.gpus) < self.number_of_ranks
 
 
 @dataclass
@@ -106,6 +121,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="default: the GPUs, 2 at least")
     parser.add_argument("--rounds", type=int, default=Plan.rounds)
     parser.add_argument("--steps", type=int, help="steps of a round that are measured")
+    parser.add_argument(
+        "--first-steps",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time first steps, one after the other; or take all at the same time",
+    )
+    parser.add_argument(
+        "--mps", choices=("auto", "off"), default="auto", help="auto: if ranks share a GPU"
+    )
     parser.add_argument("--time-limit", type=float, default=Plan.time_limit, metavar="SECONDS")
     for name, choices in (
         ("--models", GPU_CASES),
@@ -115,14 +139,20 @@ def main() -> None:
         parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
     options = vars(parser.parse_args())
     device, output = options.pop("device"), options.pop("output")
+    may_use_mps = options.pop("mps") == "auto"
     gpus = found_gpus() if device == "gpu" else []
     if device == "gpu" and not gpus:
         parser.error("TensorFlow finds no GPU; `--device cpu` checks that this benchmark runs")
+    plan = Plan(gpus, **options)
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # ends what it began
     figures: list[Figure] = []
-    for more in measured(Plan(gpus, **options), lambda line: print(line, flush=True)):
-        figures += more
-        if output:  # at once: hosts with GPUs are often lent for a short time
-            report.write_json(figures, output, gpus=gpus)
+    with with_mps(plan) if may_use_mps else nullcontext(plan) as plan:
+        for more in measured(plan, lambda line: print(line, flush=True)):
+            figures += more
+            if output:  # at once: hosts with GPUs are often lent for a short time
+                report.write_json(figures, output, gpus=gpus, mps=bool(plan.mps))
 
 
 def found_gpus() -> list[str]:
@@ -132,14 +162,31 @@ def found_gpus() -> list[str]:
     return run.stdout.splitlines()
 
 
+@contextmanager
+def with_mps(plan: Plan) -> Iterator[Plan]:
+    """Runs MPS if ranks share a GPU and it can be started; the plan says how it is found."""
+    with ExitStack() as stack:
+        if plan.shares_gpus and (control := mps.program()):
+            try:
+                plan = replace(plan, mps=stack.enter_context(mps.running(control)))
+            except Failed as failed:
+                print(failed, file=sys.stderr, flush=True)
+        yield plan
+
+
 def measured(plan: Plan, show: Callable[[str], object]) -> Iterator[list[Figure]]:
     """Measures each model in each precision, and shows a row for each candidate."""
     where = ", ".join(plan.gpus) or "the CPU (these figures mean nothing)"
+    if plan.shares_gpus:
+        where += ", shared with MPS" if plan.mps else ", shared without MPS"
     show(f"{plan.number_of_ranks} ranks on {where}\n")
     show(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     for model in plan.models:
         for precision in plan.precision:
+            begin = time.monotonic()
             results = _results(plan, model, precision)
+            seconds = time.monotonic() - begin
+            print(f"{model} {precision}: {seconds:.0f} s", file=sys.stderr, flush=True)
             figures = figures_of(model, precision, results)
             for candidate in plan.sums:
                 show(row(model, precision, candidate, figures))
@@ -156,10 +203,10 @@ def _results(plan: Plan, model: str, precision: str) -> dict[str, Result]:
         with ThreadPoolExecutor() as pool:  # importing TensorFlow takes long
             list(pool.map(Candidate.start, candidates))
         for each in candidates:
-            each.ask("build", model=model, size=size, precision=precision)
+            each.tell("build", model=model, size=size, precision=precision)
         for each in candidates:
-            for seconds in each.ask("first_step", candidate=each.training):
-                each.result.first_step = max(seconds, each.result.first_step or 0.0)
+            each.answers("build")
+        _take_first_steps(candidates, plan.first_steps)
         for number in range(plan.rounds):
             for each in candidates:
                 if times := each.ask("measure", candidate=each.training, **steps):
@@ -169,6 +216,17 @@ def _results(plan: Plan, model: str, precision: str) -> dict[str, Result]:
                     note = f"{model} {precision} {each.name}, round {number + 1}: {median:.2f} ms"
                     print(note, file=sys.stderr, flush=True)
     return {each.name: each.result for each in candidates}
+
+
+def _take_first_steps(candidates: Sequence[Candidate], timed: bool) -> None:
+    """Takes first steps; one after the other if they are timed, or else at the same time."""
+    for each in candidates:
+        each.tell("first_step", candidate=each.training)
+        if timed and (times := each.answers("first_step")):
+            each.result.first_step = max(times)
+    if not timed:
+        for each in candidates:
+            each.answers("first_step")
 
 
 class Candidate:
@@ -196,7 +254,16 @@ class Candidate:
 
     def ask(self, what: str, **arguments: object) -> list[Any]:
         """The answers of its processes; none if it has failed."""
-        return self._try(lambda: self._crew.ask(self.name, what, **arguments)) or []
+        self.tell(what, **arguments)
+        return self.answers(what)
+
+    def tell(self, what: str, **arguments: object) -> None:
+        """Tells its processes what to do; `answers` has to come next."""
+        self._try(lambda: self._crew.tell(self.name, what, **arguments))
+
+    def answers(self, what: str) -> list[Any]:
+        """What they answer; nothing if it has failed."""
+        return self._try(lambda: self._crew.answers(self.name, what)) or []
 
     def _try(self, do: Callable[[], Any]) -> Any:
         if self.result.problem:
@@ -221,7 +288,7 @@ def command(name: str, plan: Plan, address: str) -> Command:
 
     The ranks start without the `tarantella` command, which lets no two of them share a GPU.
     """
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", **plan.mps}
     if name == "keras":
         on_cpu = {} if plan.gpus else ON_THE_CPU
         return Command([sys.executable, WORKER, "plain", address], env | on_cpu)
@@ -262,7 +329,8 @@ def figures_of(model: str, precision: str, results: Mapping[str, Result]) -> lis
         what = f"{name}, first step"
         firsts[name] = Figure("gpu", subject, what, first, "s", problem=result.problem)
 
-    figures = [*steps.values(), *firsts.values()]
+    are_timed = any(result.first_step is not None for result in results.values())
+    figures = [*steps.values(), *(firsts.values() if are_timed else ())]
     for name in results:
         of_nccl = name == "nccl"
         if name != "limit" and "limit" in results:
@@ -270,7 +338,7 @@ def figures_of(model: str, precision: str, results: Mapping[str, Result]) -> lis
             figures.append(_ratio(steps["limit"], steps[name], name, "limit", at_least=target))
         if of_nccl and "host" in results:
             figures.append(_ratio(steps["host"], steps[name], name, "host", at_least=1.0))
-        if name in ("nccl", "host") and "keras" in results:
+        if are_timed and name in ("nccl", "host") and "keras" in results:
             target = FIRST_STEP if of_nccl else None
             what = firsts[name].what
             figures.append(_ratio(firsts["keras"], firsts[name], what, "keras", at_least=target))

@@ -131,10 +131,18 @@ class Crew:
 
     def ask(self, name: str, what: str, **arguments: Any) -> list[Any]:
         """The answers of a group's processes to a request that all of them get."""
-        group = self._groups[name]
-        for line in group.lines:
+        self.tell(name, what, **arguments)
+        return self.answers(name, what)
+
+    def tell(self, name: str, what: str, **arguments: Any) -> None:
+        """Sends a request to a group's processes; `answers` has to come next."""
+        for line in self._groups[name].lines:
             with contextlib.suppress(ConnectionError):  # `receive` will notice
                 line.send({"do": what, **arguments})
+
+    def answers(self, name: str, what: str) -> list[Any]:
+        """The answers of a group's processes to what they were told."""
+        group = self._groups[name]
         answers: dict[Line, Any] = {}
         deadline = time.monotonic() + self._patience
         while len(answers) < len(group.lines):

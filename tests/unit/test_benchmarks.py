@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    bench, gpu, legacy, models, report, step_time, turns = (
+    bench, gpu, legacy, models, mps, report, step_time, turns = (
         importlib.import_module(name)
-        for name in ("bench", "gpu", "legacy", "models", "report", "step_time", "turns")
+        for name in ("bench", "gpu", "legacy", "models", "mps", "report", "step_time", "turns")
     )
 
 Figure = report.Figure
@@ -188,6 +191,29 @@ def test_the_gist_of_an_error(error: str, expected: str) -> None:
     assert gpu.gist(error) == expected
 
 
+def train_with(
+    monkeypatch: pytest.MonkeyPatch, first_step: str, measure: dict[str, str]
+) -> tuple[str, ...]:
+    """Replaces worker.py by processes that run this code; returns the names of the candidates."""
+
+    def command(name: str, plan: gpu.Plan, address: str) -> turns.Command:
+        code = f"import pathlib, time, turns\nname = {name!r}\n"
+        code += f"def first_step(**arguments):\n    {first_step}\n"
+        code += f"def measure(**arguments):\n    {measure[name]}\n"
+        code += "actions = {'build': lambda **a: None, 'first_step': first_step}\n"
+        code += f"turns.take_turns({address!r}, {{**actions, 'measure': measure}})"
+        return turns.Command([sys.executable, "-c", code], {"PYTHONPATH": str(BENCHMARKS)})
+
+    monkeypatch.setattr(gpu, "command", command)
+    return tuple(measure)
+
+
+def cells_of(plan: gpu.Plan) -> list[list[str]]:
+    shown: list[str] = []
+    list(gpu.measured(plan, shown.append))
+    return [[cell.strip() for cell in line.split("|")] for line in shown[2:]]
+
+
 def test_a_candidate_that_fails_or_takes_too_long_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,23 +223,94 @@ def test_a_candidate_that_fails_or_takes_too_long_does_not_end_the_others(
         "nccl": "raise RuntimeError('NCCL is out of order')",
         "host": "time.sleep(600)",
     }
-
-    def command(name: str, plan: gpu.Plan, address: str) -> turns.Command:
-        code = "import time, turns\n"
-        code += f"def measure(**arguments):\n    {bodies[name]}\n"
-        code += "actions = {'build': lambda **a: None, 'first_step': lambda **a: 4.0}\n"
-        code += f"turns.take_turns({address!r}, {{**actions, 'measure': measure}})"
-        return turns.Command([sys.executable, "-c", code], {"PYTHONPATH": str(BENCHMARKS)})
-
-    monkeypatch.setattr(gpu, "command", command)
-    plan = gpu.Plan([], 1, ["mlp"], tuple(bodies), ["float32"], rounds=2, time_limit=3.0)
-    shown: list[str] = []
-    list(gpu.measured(plan, shown.append))
-    cells = [[cell.strip() for cell in line.split("|")] for line in shown[-3:]]
+    sums = train_with(monkeypatch, "return 4.0", bodies)
+    cells = cells_of(gpu.Plan([], 1, ["mlp"], sums, ["float32"], rounds=2, time_limit=3.0))
     assert [cell[4] for cell in cells] == ["2000.0 ms (2000.0 ms to 2000.0 ms)", "-", "-"]
     assert [cell[6] for cell in cells] == ["4.0 s"] * 3
     assert cells[1][8] == "RuntimeError: NCCL is out of order"
     assert "host: " in cells[2][8]
+
+
+def test_first_steps_that_are_not_timed_are_taken_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first_step = f"folder = pathlib.Path({str(tmp_path)!r})\n"
+    first_step += "    (folder / name).touch()\n"
+    first_step += "    while len(list(folder.iterdir())) < 2: time.sleep(0.01)\n"
+    first_step += "    return 4.0"
+    bodies = dict.fromkeys(("nccl", "keras"), "return [1.0]")
+    sums = train_with(monkeypatch, first_step, bodies)
+    plan = gpu.Plan([], 1, ["mlp"], sums, ["float32"], rounds=1, first_steps=False, time_limit=30.0)
+    cells = cells_of(plan)
+    assert [cell[4] for cell in cells] == ["1000.0 ms"] * 2
+    assert [cell[6:9] for cell in cells] == [["", "", ""]] * 2
+
+
+# MPS
+
+MPS = """#!/bin/sh
+test -d "$CUDA_MPS_PIPE_DIRECTORY" -a -d "$CUDA_MPS_LOG_DIRECTORY" || exit 3
+echo "$* $(cat) $CUDA_MPS_PIPE_DIRECTORY" >>"$0.calls"
+"""
+
+
+@pytest.fixture
+def mps_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file to which a program in place of NVIDIA's writes how it was called."""
+    program = tmp_path / mps.CONTROL
+    program.write_text(MPS)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path / f"{mps.CONTROL}.calls"
+
+
+def first_line(plan: gpu.Plan) -> str:
+    shown: list[str] = []
+    list(gpu.measured(replace(plan, models=()), shown.append))
+    return shown[0].strip()
+
+
+def test_all_candidates_that_share_a_gpu_use_mps(mps_calls: Path) -> None:
+    with gpu.with_mps(gpu.Plan(["H200"])) as plan:
+        folder = plan.mps["CUDA_MPS_PIPE_DIRECTORY"]
+        assert mps_calls.read_text() == f"-d  {folder}\n"
+        for name in gpu.CANDIDATES:
+            environment = gpu.command(name, plan, "address").env
+            assert plan.mps.items() <= environment.items()
+        assert first_line(plan) == "2 ranks on H200, shared with MPS"
+    assert not Path(folder).exists()
+
+
+def test_mps_ends_also_after_errors(mps_calls: Path) -> None:
+    with suppress(KeyError), gpu.with_mps(gpu.Plan(["H200"])) as plan:
+        raise KeyError
+    folder = plan.mps["CUDA_MPS_PIPE_DIRECTORY"]
+    assert mps_calls.read_text().splitlines() == [f"-d  {folder}", f" quit {folder}"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ([], "2 ranks on the CPU (these figures mean nothing)"),
+        (["H200", "H100"], "2 ranks on H200, H100"),
+    ],
+)
+def test_mps_is_not_used_if_no_ranks_share_a_gpu(
+    gpus: list[str], expected: str, mps_calls: Path
+) -> None:
+    with gpu.with_mps(gpu.Plan(gpus)) as plan:
+        assert first_line(plan) == expected
+    assert not plan.mps
+    assert not mps_calls.exists()
+
+
+def test_without_mps_the_first_line_says_so(
+    mps_calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mps_calls.with_suffix("").write_text("#!/bin/sh\necho no access >&2\nexit 1\n")
+    with gpu.with_mps(gpu.Plan(["H200"])) as plan:
+        assert first_line(plan) == "2 ranks on H200, shared without MPS"
+    assert "no access" in capsys.readouterr().err
 
 
 # Processes that take turns

@@ -134,7 +134,27 @@ def test_the_last_value_of_a_variable_counts() -> None:
 def test_what_the_user_has_set_for_tensorflow_stays() -> None:
     command = command_of(ASKED, {"TF_CPP_MIN_LOG_LEVEL": "0"})
     assert "TF_CPP_MIN_LOG_LEVEL" not in command.environment
-    assert not command.quiet_tensorflow
+
+
+@pytest.mark.parametrize(
+    ("of_environment", "of_option", "hidden"),
+    [
+        (None, None, True),
+        ("0", None, False),
+        ("", None, False),
+        ("3", None, True),
+        ("3", "0", False),
+        ("0", "2", True),
+    ],
+)
+def test_start_of_tensorflow_is_hidden_unless_all_of_its_log_is_wanted(
+    of_environment: str | None, of_option: str | None, hidden: bool
+) -> None:
+    def setting(level: str | None) -> dict[str, str]:
+        return {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
+
+    options = replace(ASKED, environment=tuple(setting(of_option).items()))
+    assert command_of(options, setting(of_environment)).quiet_tensorflow == hidden
 
 
 def test_description_ends_with_a_line_for_the_shell() -> None:

@@ -19,6 +19,8 @@ from tarantella.runtime import configuration as variables
 from tarantella.runtime import trackers
 
 TENSORFLOW_LOG = "TF_CPP_MIN_LOG_LEVEL"
+LESS_FROM_TENSORFLOW = "1"  # hides how it was built
+ALL_FROM_TENSORFLOW = ("", "0")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class MpiexecCommand:
         script: the text that identifies their script
         allocation: the hosts; None: this machine only
         runs_script: whether it is a Python script
-        quiet_tensorflow: hide what TensorFlow prints on every rank when it starts
+        quiet_tensorflow: hide what TensorFlow prints on every rank when it starts, whatever
+            its log level; only a user who wants all of its log sees it
     """
 
     argv: tuple[str, ...]
@@ -69,7 +72,9 @@ def make_mpiexec_command(
     )
     supervised = [sys.executable, "-I", "-S", entry.__file__, "launch.supervisor"]
     program = supervised + escaped(_program(options))
-    user_decides = TENSORFLOW_LOG in environ or TENSORFLOW_LOG in dict(options.environment)
+    tensorflow_log = dict(options.environment).get(
+        TENSORFLOW_LOG, environ.get(TENSORFLOW_LOG, LESS_FROM_TENSORFLOW)
+    )
     return MpiexecCommand(
         tuple(mpiexec.command(placement, [*{**environ, **environment}, *RUN_VARIABLES], program)),
         environment,
@@ -78,7 +83,7 @@ def make_mpiexec_command(
         identity_of(options),
         placement.allocation,
         runs_script=options.runs_script,
-        quiet_tensorflow=not user_decides,
+        quiet_tensorflow=tensorflow_log not in ALL_FROM_TENSORFLOW,
     )
 
 
@@ -121,7 +126,7 @@ def _environment(
     if options.pin_memory_to_socket:
         added[variables.MEMORY] = _by_rank(plan, lambda rank: str(rank.domain), ",")
     if TENSORFLOW_LOG not in environ:
-        added[TENSORFLOW_LOG] = "1"  # hides how it was built
+        added[TENSORFLOW_LOG] = LESS_FROM_TENSORFLOW
     for name, value in options.environment:
         added.pop(name, None)  # the order is that of the command line, and the last one counts
         added[name] = value
