@@ -2,8 +2,9 @@
 
 These are the tests of this folder, and those of tests/ranks that compare training with plain Keras.
 Ranks share a GPU if there are too few. With `--device cpu`, the same tests run without a GPU, with
-the same sums between processes on the CPU: it shows that the tests work. Other arguments are for
-pytest. Any Python that has Tarantella and pytest will do:
+the same sums between processes on the CPU, and Keras compiles by default as on a GPU
+(`tests/lean`): it shows that the tests work. Other arguments are for pytest. Any Python that has
+Tarantella and pytest will do:
 
     python tests/gpu/run.py
     python tests/gpu/run.py --device cpu -k "2-ranks and sparse"

@@ -75,6 +75,18 @@ def test_variables_that_the_first_step_creates(taken: list[type]) -> None:
     assert set(taken) == {CompiledStep}
 
 
+def test_state_that_is_trained_as_well(taken: list[type]) -> None:
+    """The layer writes its kernel, and then the optimizer does."""
+
+    def make_model() -> keras.Model:
+        hidden = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+        last = keras.layers.Dense(3, activation="softmax")
+        return keras.Sequential([keras.Input((5,)), hidden, last])
+
+    check(make_model)
+    assert set(taken) == {CompiledStep}
+
+
 class Projected(keras.optimizers.SGD):
     """Goes on with the variables after their update."""
 
@@ -87,6 +99,47 @@ class Projected(keras.optimizers.SGD):
 
 def test_what_follows_the_update(taken: list[type]) -> None:
     check(optimizer=Projected)
+    assert set(taken) == {RefusedStep}
+
+
+@pytest.mark.parametrize("activation", ["softmax", tf.nn.softmax], ids=["Keras", "TensorFlow"])
+def test_certain_predictions_of_a_compiled_call(activation: Any, taken: list[type]) -> None:
+    """Keras computes a loss from what the probabilities were made of, as these round to 0 and 1."""
+
+    def certain() -> keras.Model:
+        last = keras.layers.Dense(3, activation=activation)
+        return keras.Sequential([keras.Input((5,)), keras.layers.Rescaling(100.0), last])
+
+    check(certain, Projected)
+    assert set(taken) == {RefusedStep}
+
+
+def test_a_loop_in_a_refused_step(taken: list[type]) -> None:
+    def make_model() -> keras.Model:
+        inputs = keras.Input((5,))
+        sequence = keras.layers.Reshape((5, 1))(inputs)
+        hidden = keras.layers.SimpleRNN(4)(sequence)
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+    check(make_model, Projected)
+    assert set(taken) == {RefusedStep}
+
+
+class Standardized(keras.layers.Layer):
+    """Communicates, which only its code shows."""
+
+    def call(self, x: Any) -> Any:
+        mean, variance = ops.moments(x, axes=[0], synchronized=True)
+        return (x - mean) / ops.sqrt(variance + 0.1)
+
+
+@pytest.mark.device_sums
+def test_a_call_that_communicates(taken: list[type]) -> None:
+    def make_model() -> keras.Model:
+        last = keras.layers.Dense(3, activation="softmax")
+        return keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), Standardized(), last])
+
+    check(make_model)
     assert set(taken) == {RefusedStep}
 
 

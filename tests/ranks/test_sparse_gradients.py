@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
-from oracle import assert_trains_as_in_keras, batches
+from oracle import assert_close, assert_trains_as_in_keras, batches
+
+import tarantella as tnt
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
@@ -35,6 +37,18 @@ class _Embeddings(layers.Layer):
 
     def call(self, x: Any) -> Any:
         return self.look_up(self, x)
+
+
+class _Counter(layers.Layer):
+    """Has state for which a step is refused by XLA; then the call of the model is compiled."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(initializer="zeros", trainable=False, aggregation="sum")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(ops.cast(ops.shape(x)[0], x.dtype))
+        return x + 0
 
 
 def _tied(layer: Any, x: Any) -> Any:
@@ -67,19 +81,24 @@ LOOKUPS = {
 }
 
 
-def _check(look_up: str, **compile_arguments: Any) -> None:
+def _data() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, TOKENS, size=(13, LENGTH)), rng.normal(size=(13, 1))
+    return rng.integers(0, TOKENS, size=(13, LENGTH)), rng.normal(size=(13, 1))
 
-    def make_model() -> keras.Model:
-        inputs = keras.Input((LENGTH,), dtype="int32")
-        hidden = layers.GlobalAveragePooling1D()(_Embeddings(LOOKUPS[look_up])(inputs))
-        return keras.Model(inputs, layers.Dense(1)(hidden))
 
+def _model(look_up: Callable[[Any, Any], Any], stateful: bool = False) -> keras.Model:
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    hidden = layers.GlobalAveragePooling1D()(_Embeddings(look_up)(inputs))
+    if stateful:
+        hidden = _Counter()(hidden)
+    return keras.Model(inputs, layers.Dense(1)(hidden))
+
+
+def _check(look_up: str, stateful: bool = False, **compile_arguments: Any) -> None:
     assert_trains_as_in_keras(
-        make_model,
+        lambda: _model(LOOKUPS[look_up], stateful),
         lambda: {"optimizer": "adam", "loss": "mse", **compile_arguments},
-        lambda: {"x": batches(x, y)},
+        lambda: {"x": batches(*_data())},
     )
 
 
@@ -88,10 +107,34 @@ def test_slices_of(look_up: str) -> None:
     _check(look_up)
 
 
-@pytest.mark.parametrize("look_up", ["positions", "several_lookups"])
+@pytest.mark.parametrize(
+    "look_up",
+    ["positions", "positions_of_any_length", "positions_in_a_function", "several_lookups"],
+)
 @pytest.mark.device_sums
 def test_slices_with_xla_of(look_up: str) -> None:
     _check(look_up, jit_compile=True)
+
+
+def test_slices_of_a_compiled_call_with_state() -> None:
+    _check("positions", stateful=True, jit_compile=True)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_random_slices_of_each_rank(jit_compile: bool) -> None:
+    """They are no lookup that ranks have in common: each rank draws its own."""
+    seeds = keras.random.SeedGenerator(3)
+
+    def draw(layer: Any, x: Any) -> Any:
+        positions = keras.random.randint((LENGTH,), 0, TOKENS, seed=seeds)
+        return layer.tokens(x) + layer.positions(positions)
+
+    x, y = _data()
+    model = tnt.Model(_model(draw))
+    model.compile("adam", "mse", jit_compile=jit_compile)
+    model.fit(batches(x, y), verbose=0)
+    weights = tnt.allgather([np.array(weight) for weight in model.trainable_weights])
+    assert_close(weights[1], weights[0])
 
 
 @pytest.mark.parametrize("look_up", ["positions", "positions_of_each_sample"])

@@ -45,6 +45,23 @@ def test_masks_travel_with_outputs() -> None:
     assert internals.keras_mask(output).numpy().tolist() == [[False, True]], VERSION
 
 
+@pytest.mark.parametrize(
+    "activation", ["softmax", "sigmoid", tf.nn.softmax, tf.nn.sigmoid], ids=str
+)
+def test_losses_find_what_probabilities_were_computed_from(activation: Any) -> None:
+    activation = keras.activations.get(activation)
+    entropy = "binary_crossentropy" if "sigmoid" in str(activation) else "categorical_crossentropy"
+    loss = getattr(keras.ops, entropy)
+
+    @tf.function
+    def loss_of(x: Any) -> Any:
+        found = internals.logits_of(activation(x))
+        assert found is not None, VERSION
+        return loss([[1.0, 0.0]], internals.with_logits(tf.identity(activation(x)), found))
+
+    assert float(tf.reduce_max(loss_of(tf.constant([[-60.0, 60.0]])))) > 50.0, VERSION
+
+
 def test_metrics_can_be_built_without_recording() -> None:
     metric = keras.metrics.F1Score()
     internals.build_metric(metric, (np.eye(3), np.eye(3)), {})

@@ -17,7 +17,8 @@ from tarantella.graph.channel import Channel
 from tarantella.internals.tensorflow import CALLS, called_graph
 from tarantella.runtime.log import LOGGER
 
-_NOT_COMPILABLE = ("PyFunc", "EagerPyFunc", "Collective")
+# How the types of operations begin that XLA cannot compile.
+NOT_COMPILABLE = ("PyFunc", "EagerPyFunc", "Collective")
 
 
 class NotCompilableError(Exception):
@@ -59,7 +60,7 @@ def refuse(what: str) -> NoReturn:
     trace = _trace.get()
     if trace is not None:
         trace.refused = True
-    LOGGER.debug("XLA does not compile a step of training as a whole: it has %s.", what)
+    LOGGER.debug("XLA does not compile a step, or a call of a model, as a whole: it has %s.", what)
     raise NotCompilableError(what)
 
 
@@ -75,17 +76,23 @@ def compilable() -> Iterator[None]:
     trace = _trace.get()
     if trace is not None and trace.refused:  # and the user's code has caught the exception
         refuse("what was refused before")
-    if _calls_what_is_not_compilable(tf.compat.v1.get_default_graph()):
+    if has_operation(tf.compat.v1.get_default_graph(), NOT_COMPILABLE):
         refuse("a function that was traced before and communicates, or calls Python")
 
 
-def _calls_what_is_not_compilable(graph: Any) -> bool:
+def has_operation(graph: Any, types: tuple[str, ...]) -> bool:
+    """Whether a graph, or a function that it calls, has an operation of a type.
+
+    Args:
+        graph: The graph.
+        types: How the names of types begin.
+    """
     for operation in graph.get_operations():
-        if operation.type.startswith(_NOT_COMPILABLE):
+        if operation.type.startswith(types):
             return True
         if operation.type in CALLS:
             called = called_graph(operation)
-            if called is not None and _calls_what_is_not_compilable(called):
+            if called is not None and has_operation(called, types):
                 return True
     return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -105,6 +106,7 @@ __all__ = [
     "kept_compile_arguments",
     "keras_mask",
     "limited",
+    "logits_of",
     "loss_module",
     "make_global_seed",
     "mask_epsilon",
@@ -119,6 +121,7 @@ __all__ = [
     "take_losses",
     "tf_variable",
     "trained_variables",
+    "with_logits",
 ]
 
 
@@ -268,6 +271,42 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Attaches a mask to a layer's output."""
     if mask is not None:
         tensor._keras_mask = mask
+
+
+# What computes probabilities. Losses are computed from its argument, which keeps what it rounds.
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What probabilities were computed from.
+
+    Attributes:
+        values: The argument of the activation.
+        activation: The operation, if only that shows it, and not an attribute of the result.
+    """
+
+    values: Any
+    activation: str | None
+
+
+def logits_of(tensor: Any) -> Logits | None:
+    """Where Keras finds what a loss of these probabilities is computed from, if they are any."""
+    if hasattr(tensor, "_keras_logits"):
+        return Logits(tensor._keras_logits, None)
+    if isinstance(tensor, tf.Tensor) and tf.is_symbolic_tensor(tensor):
+        operation = tensor.op
+        if operation.type in _ACTIVATIONS:
+            return Logits(operation.inputs[0], operation.type)
+    return None
+
+
+def with_logits(tensor: Any, logits: Logits) -> Any:
+    """The probabilities, with logits where Keras finds them."""
+    if logits.activation is not None:
+        return _ACTIVATIONS[logits.activation](logits.values)
+    tensor._keras_logits = logits.values
+    return tensor
 
 
 # Callbacks

@@ -16,9 +16,13 @@ class Advice:
 
     Which layers use the statistics of a micro-batch is known when a step is traced, and how large
     the micro-batches are when data arrive; either can come first.
+
+    Attributes:
+        xla_was_asked_for: Whether the user wants XLA, and not only Keras, by default on a GPU.
     """
 
     def __init__(self) -> None:
+        self.xla_was_asked_for = False
         self._local_layers: list[str] = []
         self._samples = ENOUGH_SAMPLES
         self._told: set[str] = set()
@@ -48,7 +52,8 @@ class Advice:
 
     def not_compiled(self, names: list[str]) -> None:
         """The model is not compiled with XLA, because these layers communicate."""
-        self._tell_once(
+        tell = self._tell_once if self.xla_was_asked_for else LOGGER.debug
+        tell(
             "The model is not compiled with XLA for training, whatever `jit_compile` says: with "
             "`synchronized=True` batch normalization (%s) communicates, which XLA cannot compile.",
             _some(names),

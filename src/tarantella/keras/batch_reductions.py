@@ -12,7 +12,7 @@ shows that the number is a function of means and sums over the samples, of weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -356,31 +356,39 @@ class _Search:
 
     def _before(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """What a tensor is computed from, in its graph or in one around it."""
-        operation = tensor.op
-        size = _size_along_axis(operation)
-        if size is not None and size[1] != 0:
-            return []
-        if _is_argument(operation):
+        if _is_argument(tensor.op):
             outer = _captured(tensor)
             return [] if outer is None or is_eager(outer) else [outer]
-        if operation.type in CALLS and (graph := called_graph(operation)) is not None:
-            return arguments_for(operation, graph, graph.outputs[tensor.value_index])
-        return list(operation.inputs)
+        return _computed_from(tensor)
+
+
+def _computed_from(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """What a tensor is computed from in its graph; a size is not computed from the samples."""
+    operation = tensor.op
+    size = _size_along_axis(operation)
+    if size is not None and size[1] != 0:
+        return []
+    if operation.type in CALLS and (graph := called_graph(operation)) is not None:
+        return arguments_for(operation, graph, graph.outputs[tensor.value_index])
+    return list(operation.inputs)
 
 
 def arguments_for(call: tf.Operation, graph: Any, inner: tf.Tensor) -> list[tf.Tensor]:
     """The arguments of a function's call that a tensor inside the function depends on."""
-    used, seen, stack = set(), set(), [inner]
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if _is_argument(current.op):
-            used.add(current.name)
-        stack.extend(current.op.inputs)
+    used = {tensor.name for tensor in _sources(inner) if _is_argument(tensor.op)}
     pairs = zip(call.inputs, graph.inputs, strict=True)
     return [given for given, argument in pairs if argument.name in used]
+
+
+def _sources(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """A tensor, and all that it is computed from in its graph."""
+    seen, stack = set(), [tensor]
+    while stack:
+        current = stack.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            stack.extend(_computed_from(current))
 
 
 def _reads_data(tensor: tf.Tensor) -> bool:
@@ -389,14 +397,32 @@ def _reads_data(tensor: tf.Tensor) -> bool:
     if _is_argument(operation):
         return tensor.dtype not in (tf.resource, tf.variant) and _captured(tensor) is None
     if operation.type in CALLS and (graph := called_graph(operation)) is not None:
-        return any(map(_reads_data_inside, graph.get_operations()))
+        return differs_inside(graph.outputs[tensor.value_index])
+    if operation.type == "StatelessRandomGetKeyCounter":  # the seeds of layers are each rank's own
+        return tf.get_static_value(operation.inputs[0]) is None
     return operation.op_def.is_stateful and operation.type not in _READS
 
 
-def _reads_data_inside(operation: tf.Operation) -> bool:
-    if _is_argument(operation) or operation.op_def.is_stateful is False:
+def differs_inside(inner: tf.Tensor) -> bool:
+    """Whether a tensor in a function may differ between ranks that call it with equal arguments."""
+    return any(
+        _reads_data(tensor) or _reads_what_is_written(tensor.op)
+        for tensor in _sources(inner)
+        if not _is_argument(tensor.op)
+    )
+
+
+def _reads_what_is_written(operation: tf.Operation) -> bool:
+    """Whether an operation reads a variable that others in its graph may write."""
+    if operation.type not in _READS:
         return False
-    return operation.type not in _READS and operation.type not in CALLS
+    variables = {id(tensor) for tensor in operation.inputs if tensor.dtype == tf.resource}
+    return any(
+        id(tensor) in variables
+        for other in operation.graph.get_operations()
+        if other.op_def.is_stateful and other.type not in _READS
+        for tensor in other.inputs
+    )
 
 
 def depends_on_samples() -> Callable[[tf.Tensor], bool]:

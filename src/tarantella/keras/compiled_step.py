@@ -171,8 +171,9 @@ class _Contributions:
         sums = dict(zip([*self._dense, *self._others], [*dense, *packed[flat:]], strict=True))
         in_order = [sums[i] for i in range(len(sums))]
         gradients_end, layers_end = self._ends
-        self.step.apply(in_order[:gradients_end])
+        # In the order of the step: some layers write variables that are trained, too.
         self.step.layer_state.assign(in_order[gradients_end:layers_end], total)
+        self.step.apply(in_order[:gradients_end])
         return in_order[layers_end:]
 
 

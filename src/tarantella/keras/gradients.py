@@ -14,7 +14,11 @@ from tarantella.graph.engine import channel
 from tarantella.graph.ordering import in_program_order
 from tarantella.graph.phases import end_phase
 from tarantella.internals.tensorflow import CALLS, called_graph
-from tarantella.keras.batch_reductions import arguments_for, depends_on_samples
+from tarantella.keras.batch_reductions import (
+    arguments_for,
+    depends_on_samples,
+    differs_inside,
+)
 from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.timeline import timeline
@@ -163,7 +167,9 @@ def _lookups(
     if operation.type in CALLS and (graph := called_graph(operation)) is not None:
         inside = _lookups(
             graph.outputs[indices.value_index],
-            lambda inner: any(map(depends, arguments_for(operation, graph, inner))),
+            lambda inner: (
+                differs_inside(inner) or any(map(depends, arguments_for(operation, graph, inner)))
+            ),
         )
         # A function's own tensors cannot be used outside it: at most one size can be unknown.
         sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]

@@ -862,6 +862,7 @@ class Model(keras.Model):
         ```
         """
         super().compile(*args, **kwargs)
+        self._tnt_advice.xla_was_asked_for = kwargs.get("jit_compile") is True
         self._tnt_has_master_weights = False
 
     def compile_from_config(self, config: Any) -> None:

@@ -47,40 +47,45 @@ class GlobalMoments:
         }
 
     def _synchronized(self, moments: Handler, x: Any, axes: Any, keepdims: bool) -> Any:
-        own_mean, own_variance = tf.nn.moments(x, axes, keepdims=True)
-        count = tf.size(x, tf.int64) / tf.size(own_mean, tf.int64)
-        mean, variance = self._of_all(count, own_mean, own_variance)
-        return [value if keepdims else tf.squeeze(value, axes) for value in (mean, variance)]
+        own = _moments(x, axes)
+        count = tf.size(x, tf.int64) / tf.size(own[0], tf.int64)
+        mean_and_variance = self._of_all(count, *own, x.dtype)
+        return [value if keepdims else tf.squeeze(value, axes) for value in mean_and_variance]
 
     def _of_layer(self, moments: Handler, layer: Any, inputs: Any, mask: Any) -> Any:
         if mask is None or not layer.synchronized:
             return moments(layer, inputs, mask)
         axes = internals.reduction_axes(layer)
         count, mean, variance = _masked_moments(inputs, mask, axes)
-        mean, variance = self._of_all(count, mean, variance, keras.config.epsilon())
+        epsilon = keras.config.epsilon()
+        mean, variance = self._of_all(count, mean, variance, inputs.dtype, epsilon)
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
     def _of_all(
-        self, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float = 0.0
+        self,
+        count: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        dtype: tf.DType,
+        epsilon: float = 0.0,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and variance of all ranks' values, from this rank's.
+        """Mean and variance of all ranks' values, from this rank's in float64.
 
-        In float64, in which a variance survives the subtraction of large squares. `epsilon` is
-        what Keras adds to the number of values.
+        In float64 a variance survives the subtraction of large squares. `epsilon` is what Keras
+        adds to the number of values.
         """
         counted = tf.cast(self._share() > 0, tf.float64) * tf.cast(count, tf.float64)
-        wide_mean, wide_variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
         values, total, squares = _sum_over_ranks(
             self._sum_gradients,
             counted,
-            tf.math.multiply_no_nan(wide_mean, counted),
-            tf.math.multiply_no_nan(wide_variance + tf.square(wide_mean), counted),
+            tf.math.multiply_no_nan(mean, counted),
+            tf.math.multiply_no_nan(variance + tf.square(mean), counted),
         )
         divisor = tf.stop_gradient(values) + epsilon
         mean_of_all = total / divisor
         deviations = squares - mean_of_all * (2.0 * total - mean_of_all * tf.stop_gradient(values))
         variance_of_all = tf.maximum(deviations / divisor, 0.0)
-        return tf.cast(mean_of_all, mean.dtype), tf.cast(variance_of_all, variance.dtype)
+        return tf.cast(mean_of_all, dtype), tf.cast(variance_of_all, dtype)
 
     def _sum_gradients(self, *gradients: tf.Tensor) -> list[tf.Tensor]:
         """The gradients of the losses of all ranks.
@@ -123,17 +128,48 @@ def _sums(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     )
 
 
+def _moments(x: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of values, in float64."""
+    if x.dtype.size < tf.float32.size:
+        x = tf.cast(x, tf.float32)
+    rounded = tf.stop_gradient(tf.reduce_mean(x, axes, keepdims=True))
+    rest = tf.reduce_mean(x - rounded, axes, keepdims=True)
+    square = tf.reduce_mean(tf.math.squared_difference(x, rounded), axes, keepdims=True)
+    return _unrounded(rounded, rest, square)
+
+
 def _masked_moments(
     inputs: tf.Tensor, mask: tf.Tensor, axes: list[int]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """How many values there are that the mask does not hide, their mean and variance."""
+    """How many values the mask does not hide, their mean and variance, in float64."""
     visible = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
     count = tf.reduce_sum(tf.cast(visible, tf.float64), axes, keepdims=True)
     divisor = tf.cast(tf.maximum(count, 1.0), inputs.dtype)
     zeros = tf.zeros_like(inputs)
-    mean = tf.reduce_sum(tf.where(visible, inputs, zeros), axes, keepdims=True) / divisor
-    squares = tf.where(visible, tf.square(inputs - mean), zeros)
-    return count, mean, tf.reduce_sum(squares, axes, keepdims=True) / divisor
+
+    def mean(values: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.where(visible, values, zeros), axes, keepdims=True) / divisor
+
+    rounded = tf.stop_gradient(mean(inputs))
+    rest, square = mean(inputs - rounded), mean(tf.math.squared_difference(inputs, rounded))
+    return count, *_unrounded(rounded, rest, square)
+
+
+def _unrounded(
+    rounded: tf.Tensor, rest: tf.Tensor, square: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance in float64, from the mean of values of a smaller type.
+
+    Far from zero, the rounding of the ranks' means would show in the variance of all values.
+
+    Args:
+        rounded: The mean, as precise as that type is. Gradients do not go through it.
+        rest: The mean of what the values differ from it.
+        square: The mean of the squares of that.
+    """
+    wide_rest = tf.cast(rest, tf.float64)
+    mean = tf.cast(rounded, tf.float64) + wide_rest
+    return mean, tf.cast(square, tf.float64) - tf.square(wide_rest)
 
 
 # Which layers do what

@@ -73,6 +73,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     train_function: Any
     _tnt_advice: Advice
     _tnt_compiles_calls: bool
+    _tnt_takes_gradients: bool  # of compiled calls
     _tnt_batch_logs: frozenset[str]
     _tnt_new_variables: master_weights.NewVariables
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
@@ -95,7 +96,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             step.layer_state.note_written(compiled.written)
         with (
             self._tnt_new_variables.shared(self),
-            self._compiled_calls(self._can_be_compiled()),
+            self._compiled_calls(self._can_be_compiled(), for_gradients=True),
             step.running(),
         ):
             logs = step.metrics.global_logs(step_on(data.data))
@@ -234,17 +235,19 @@ class RankSteps(StopsOnAllRanks, keras.Model):
                 return super().__call__(*args, **kwargs)
             with custom_loop.calling(self):
                 return super().__call__(*args, **kwargs)
+        for_gradients = self._tnt_takes_gradients
         with self._compiled_calls(False):
-            return call_compiled(self, super().__call__, args, kwargs)
+            return call_compiled(self, super().__call__, args, kwargs, for_gradients=for_gradients)
 
     @contextmanager
-    def _compiled_calls(self, wanted: bool = True) -> Iterator[None]:
-        before = self._tnt_compiles_calls
+    def _compiled_calls(self, wanted: bool = True, for_gradients: bool = False) -> Iterator[None]:
+        before = self._tnt_compiles_calls, self._tnt_takes_gradients
         self._tnt_compiles_calls = wanted and bool(self.jit_compile)
+        self._tnt_takes_gradients = for_gradients
         try:
             yield
         finally:
-            self._tnt_compiles_calls = before
+            self._tnt_compiles_calls, self._tnt_takes_gradients = before
 
     def _can_be_compiled(self) -> bool:
         names = normalization.synchronized_layers(self)

@@ -31,6 +31,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_advice=Advice(),
         _tnt_batch_size=0,
         _tnt_compiles_calls=False,
+        _tnt_takes_gradients=False,
         _tnt_gradient_type=configuration().gradient_type,
         _tnt_new_variables=master_weights.NewVariables(),
         _tnt_passes_over=False,
