@@ -76,7 +76,8 @@ def take(
 
     @tf.function(jit_compile=True, autograph=False)
     def compute(numbers: tf.Tensor, samples: Any) -> Any:
-        micro_batch = MicroBatch(*tf.unstack(numbers), samples)
+        count, total = tf.unstack(numbers)
+        micro_batch = MicroBatch(count, total, samples)
         step = DeferredStep(model, micro_batch)
         steps.append(step)
         with compilable(), step.running():
