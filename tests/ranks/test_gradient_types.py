@@ -70,7 +70,8 @@ def test_slices_are_rounded_and_their_indices_are_not() -> None:
     values = np.random.default_rng(rows).normal(size=(rows, 3)).astype(np.float32)
     indices = np.arange(rows) + 70_000_001
     channel = OverlappedChannel("gradients", "sparse gradients", tf.bfloat16)
-    result = channel.concatenate(tf.IndexedSlices(tf.constant(values), tf.constant(indices)))
+    slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices))
+    _, (result,) = channel.allreduce_with_slices([], [slices], 0)
     expected = np.concatenate(tnt.allgather(values))
     assert result.values.dtype == tf.float32
     np.testing.assert_array_equal(result.values, rounded(expected, "bfloat16"))

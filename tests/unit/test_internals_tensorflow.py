@@ -19,6 +19,7 @@ from tarantella.data import order
 from tarantella.data.batch_size import find_batch_size, is_unbatched, may_be_batched
 from tarantella.data.split import split
 from tarantella.errors import InputError
+from tarantella.graph import compiling
 from tarantella.internals import tensorflow as internals
 from tarantella.internals.tensorflow import MissingNameError
 from tarantella.runtime.log import LOGGER
@@ -280,6 +281,23 @@ def test_what_a_function_calls_is_not_known(
     assert internals.called_graph(call) is None
     assert internals.called_graph(call) is None
     assert log.text.count("has no `FuncGraph._get_function`") == 1
+
+
+@pytest.mark.parametrize("where", ["call", "branch", "case", "loop"])
+def test_what_calls_branches_and_loops_do_is_found(where: str) -> None:
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda x: x < 9.0, lambda x: [tf.sin(x) + 2.0], [x])[0]
+
+    ways = {
+        "call": lambda x: tf.function(loop)(x),
+        "branch": lambda x: tf.cond(x > 0.0, lambda: loop(x), lambda: x),
+        "case": lambda x: tf.switch_case(tf.cast(x, tf.int32), [lambda: x, lambda: loop(x)]),
+        "loop": loop,
+    }
+    graph = tf.function(ways[where]).get_concrete_function(tf.TensorSpec((), tf.float32)).graph
+    assert compiling.has_operation(graph, ("Sin",))
+    assert compiling.has_operation(graph, ("While", "StatelessWhile"))
+    assert not compiling.has_operation(graph, ("Cos",))
 
 
 @pytest.mark.parametrize("gone", ["context", "_seed"])

@@ -52,18 +52,14 @@ class Channel(ABC):
             sums[member] = tf.cast(result, tensors[member].dtype)
         return sums
 
-    def concatenate(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The slices of all ranks one after the other, in the order of the ranks."""
-        _, (everyones,) = self.allreduce_with_slices([], [slices], 0)
-        return everyones
-
     @abstractmethod
     def allreduce_with_slices(
         self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
     ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
-        """The sums of tensors as in `allreduce`, and slices as in `concatenate`.
+        """The sums of tensors as in `allreduce`, and the slices of all ranks.
 
-        Each rank may have a different number of slices.
+        For each of `slices`, they come one after the other, in the order of the ranks. Each rank
+        may have a different number of them.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tarantella.graph.channel import Channel
-from tarantella.internals.tensorflow import CALLS, called_graph
+from tarantella.internals.tensorflow import called_graphs
 from tarantella.runtime.log import LOGGER
 
 # How the types of operations begin that XLA cannot compile.
@@ -60,7 +60,7 @@ def refuse(what: str) -> NoReturn:
     trace = _trace.get()
     if trace is not None:
         trace.refused = True
-    LOGGER.debug("XLA does not compile a step, or a call of a model, as a whole: it has %s.", what)
+    LOGGER.debug("XLA does not compile this as a whole: it has %s.", what)
     raise NotCompilableError(what)
 
 
@@ -90,10 +90,8 @@ def has_operation(graph: Any, types: tuple[str, ...]) -> bool:
     for operation in graph.get_operations():
         if operation.type.startswith(types):
             return True
-        if operation.type in CALLS:
-            called = called_graph(operation)
-            if called is not None and has_operation(called, types):
-                return True
+        if any(has_operation(called, types) for called in called_graphs(operation)):
+            return True
     return False
 
 

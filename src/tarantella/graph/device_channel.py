@@ -82,7 +82,8 @@ class DeviceChannel(Channel):
         begun = span.begin(values) if span else []
         total = self._counter.in_order([values, *begun], lambda: self._reduce(values))
         if span:
-            span.end(total)
+            with tf.control_dependencies(begun):  # its beginning is noted first
+                span.end(total)
         return tf.complex(*tf.unstack(total)) if flat.dtype.is_complex else total
 
     def _reduce(self, values: tf.Tensor) -> tf.Tensor:
@@ -100,22 +101,28 @@ class DeviceChannel(Channel):
     def allreduce_with_slices(
         self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
     ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
-        """The numbers of slices travel with the tensors: a message of their own would cost as much
-        as one of a large bucket."""
+        """The numbers of slices travel with one of the tensors: a message of their own would cost
+        about as much as a large one."""
         if not slices:
             return self.allreduce(tensors, threshold), []
-        *others, last = tensors or [tf.zeros(0)]
-        if not last.dtype.is_floating:
-            others, last = list(tensors), tf.zeros(0)
-        numbers = _row_numbers([one.indices for one in slices])
+        sent = list(tensors)
+        floating = [i for i, tensor in enumerate(sent) if tensor.dtype.is_floating]
+        if not floating:
+            floating = [len(sent)]
+            sent.append(tf.zeros(0))
+        carrier = min(floating, key=lambda i: int(sent[i].shape.num_elements()))
+        own = sent[carrier]
         with self._device():
-            joined = tf.concat([tf.reshape(last, [-1]), tf.cast(numbers, last.dtype)], 0)
-        *sums, joined_sum = self.allreduce([*others, joined], threshold)
+            # On a GPU, shapes are in host memory; taken on the CPU, they would take indices along.
+            numbers = _row_numbers([tf.shape(one.indices, tf.int64) for one in slices])
+            sent[carrier] = tf.concat([tf.reshape(own, [-1]), tf.cast(numbers, own.dtype)], 0)
+        sums = self.allreduce(sent, threshold)
         with self._device():
-            total, numbers = tf.split(joined_sum, [last.shape.num_elements(), numbers.shape[0]])
-            sums = [*sums, tf.reshape(total, last.shape)][: len(tensors)]
+            total, numbers = tf.split(sums[carrier], [own.shape.num_elements(), numbers.shape[0]])
+            sums[carrier] = tf.reshape(total, own.shape)
         counts = _counts(numbers, len(slices))
-        return sums, [self._gathered(one, count) for one, count in zip(slices, counts, strict=True)]
+        gathered = [self._gathered(one, count) for one, count in zip(slices, counts, strict=True)]
+        return sums[: len(tensors)], gathered
 
     def _gathered(self, slices: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
         """The slices of all ranks, by rank.
@@ -207,13 +214,16 @@ def _run_in_own_order(result: tf.Tensor) -> None:
         run_independently(result.op)
 
 
-def _row_numbers(indices: Sequence[tf.Tensor]) -> tf.Tensor:
+def _row_numbers(shapes: Sequence[tf.Tensor]) -> tf.Tensor:
     """How many slices this rank has, for a sum with those of other ranks.
 
     They have places of their own, as numbers up to 255, which all types of gradients can hold.
+
+    Args:
+        shapes: Those of the indices.
     """
     with tf.device("CPU:0"):
-        counts = tf.stack([tf.shape(one, tf.int64)[0] for one in indices])
+        counts = tf.stack([shape[0] for shape in shapes])
         digits = (counts[:, tf.newaxis] // _DIGITS) % _BASE
         own = tf.one_hot(world.get_rank(), world.get_size(), dtype=tf.float32)
         numbers = own[:, tf.newaxis, tf.newaxis] * tf.cast(digits, tf.float32)

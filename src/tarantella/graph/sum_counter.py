@@ -6,7 +6,7 @@ one, before and after it. Two others tell the watch for stalls whether this rank
 
 On a GPU, operations end before their results are there. A collective that waited for an operation
 on the CPU would be issued only when its values are computed, which costs half a millisecond. So the
-variable of the order is on the GPU, and nothing waits for the others, which are on the CPU.
+variable of the order is on the GPU. The others are on the CPU, and no collective waits for them.
 """
 
 from __future__ import annotations

@@ -95,6 +95,13 @@ MISSING_ROW = re.compile(r"slice index -?\d+ of dimension 0 out of bounds")
 
 # The operations that do nothing but call a function.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+# The attributes in which operations name functions: calls, branches and loops.
+CALLED = {
+    **dict.fromkeys(CALLS, ("f",)),
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("While", "StatelessWhile"), ("cond", "body")),
+    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+}
 
 Replace = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -354,8 +361,20 @@ def seeded(seed: int) -> Iterator[None]:
 
 def called_graph(operation: tf.Operation, attribute: str = "f") -> Any | None:
     """The graph of the function that an attribute of an operation names, if it is known."""
+    return _graph_of(operation, operation.get_attr(attribute).name)
+
+
+def called_graphs(operation: tf.Operation) -> list[Any]:
+    """The graphs of all functions that an operation may call, as far as they are known."""
+    named = [operation.get_attr(attribute) for attribute in CALLED.get(operation.type, ())]
+    functions = [one for each in named for one in (each if isinstance(each, list) else [each])]
+    graphs = [_graph_of(operation, function.name) for function in functions]
+    return [graph for graph in graphs if graph is not None]
+
+
+def _graph_of(operation: tf.Operation, name: str) -> Any | None:
     try:
-        function = function_in(operation.graph, operation.get_attr(attribute).name)
+        function = function_in(operation.graph, name)
     except MissingNameError as missing:
         tell_once(missing, "functions that call others are not analyzed.")
         return None

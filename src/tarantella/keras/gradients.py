@@ -35,6 +35,8 @@ def give_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     for gradient, variable in zip(gradients, variables, strict=True):
         if isinstance(gradient, tf.Tensor):
             gradient.set_shape(variable.shape)
+        elif isinstance(gradient, tf.IndexedSlices):
+            gradient.values.set_shape([None, *variable.shape[1:]])
 
 
 def weighted(gradients: Sequence[Any], share: tf.Tensor) -> list[Any]:
@@ -77,22 +79,16 @@ def sum_over_ranks(
     for i, total in zip(dense, totals[: len(dense)], strict=True):
         sums[i] = total
     found = {
-        **{
-            id(one): one.with_values(total)
-            for one, total in zip(added, totals[len(dense) :], strict=True)
-        },
-        **{
-            id(one): one.of_all_ranks(slices)
-            for one, slices in zip(gathered, everyones, strict=True)
-        },
+        one: one.with_values(total) for one, total in zip(added, totals[len(dense) :], strict=True)
     }
+    found |= {one: one.of_all_ranks(own) for one, own in zip(gathered, everyones, strict=True)}
     for i, each in lookups.items():
-        sums[i] = _joined([found[id(one)] for one in each], gradients[i].dense_shape)
+        sums[i] = _joined([found[one] for one in each], gradients[i].dense_shape)
     end_phase("waiting for sums", sums)
     return sums
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Lookup:
     """The slices of one lookup of a variable, as this rank has them.
 
@@ -171,12 +167,18 @@ def _lookups(
                 differs_inside(inner) or any(map(depends, arguments_for(operation, graph, inner)))
             ),
         )
-        # A function's own tensors cannot be used outside it: at most one size can be unknown.
-        sizes = [-1 if inner.shape[0] is None else inner.shape[0] for inner, _ in inside]
+        # A function's own tensors cannot be used outside it: at most one size can be unknown. That
+        # of what depends on samples may be known on some ranks only, and all have to split alike.
+        parts: list[tuple[int, bool]] = []
+        for inner, which in inside:
+            if parts and which and parts[-1][1]:
+                continue  # together with the one before it
+            parts.append((-1 if which or inner.shape[0] is None else inner.shape[0], which))
+        sizes = [size for size, _ in parts]
         is_here = indices.graph is tf.compat.v1.get_default_graph()
         if is_here and sizes.count(-1) <= 1:
             split = tf.split(indices, sizes)
-            return [(one, which) for one, (_, which) in zip(split, inside, strict=True)]
+            return [(one, which) for one, (_, which) in zip(split, parts, strict=True)]
     return [(indices, depends(indices))]
 
 
