@@ -128,9 +128,12 @@ def nothing() -> Iterator[None]:
 
 @contextmanager
 def no_agreement() -> Iterator[None]:
-    from tarantella.data.step_agreement import AgreedSteps
+    from tarantella.data.comparison import Comparison, SamplesTaken
 
-    with mock.patch.object(AgreedSteps, "_checked", lambda self, micro_batches: micro_batches):
+    with (
+        mock.patch.object(Comparison, "compare", lambda self, taken: None),
+        mock.patch.object(SamplesTaken, "add", lambda self, one: None),
+    ):
         yield
 
 

@@ -18,6 +18,7 @@ NOT_BATCHED = (
     "`dataset = dataset.batch(batch_size)`, or pass `tnt_micro_batch_size`."
 )
 _SLICED = (tf.Tensor, tf.RaggedTensor)
+_LARGEST_FINGERPRINT = 2**31 - 1  # a dimension of a tensor can be as large (`on_device`)
 # What to do with batches that cannot be cut by their first axis.
 OTHER_AXIS = (
     "Each rank gets some of the samples of a batch, which lie along the first axis of its tensors. "
@@ -44,6 +45,12 @@ class MicroBatch(NamedTuple):
     total: Any
     data: Any
     fingerprint: Any = ()
+
+
+def fingerprint_of(one: MicroBatch) -> tf.Tensor:
+    """The fingerprint of a micro-batch, 0 if it has none."""
+    has_fingerprint = isinstance(one.fingerprint, tf.Tensor)
+    return one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
 
 
 def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -115,7 +122,7 @@ def fingerprint(samples: Any) -> tf.Tensor:
         if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.variant, tf.resource):
             hashed = tf.fingerprint(tf.reshape(leaf, [1, -1]))
             number = tf.bitwise.bitwise_xor(number, tf.bitcast(hashed, tf.int64)[0])
-    return number
+    return tf.bitwise.bitwise_and(number, _LARGEST_FINGERPRINT)
 
 
 def is_batched(spec: Any) -> bool:

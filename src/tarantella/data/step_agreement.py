@@ -3,7 +3,7 @@
 Before a rank takes a step it has to know how many samples all ranks have in it, and that none of
 them has reached the end of its data. Mostly it knows that by itself: ranks that share batches of
 which they know the number take as many steps. They only compare, now and then, what they have had
-so far. Exchanging numbers in every step would cost more than a small model's step.
+so far (`comparison`).
 
 Otherwise (unknown numbers of batches, padding, data of each rank's own) each rank announces the
 numbers of a step as soon as its input pipeline has it ready, some steps ahead, and receives those
@@ -26,13 +26,14 @@ import tensorflow as tf
 
 from tarantella.comm.waiting import wait_polling
 from tarantella.data import optionals
+from tarantella.data.comparison import Comparison, complain_of_different_data, different_sizes
 from tarantella.data.cut import Split
-from tarantella.data.micro_batch import MicroBatch, slice_rows
+from tarantella.data.micro_batch import MicroBatch, fingerprint_of, slice_rows
+from tarantella.data.on_device import prefetched
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, times, world
 from tarantella.runtime.configuration import configuration
-from tarantella.runtime.log import LOGGER
 from tarantella.runtime.meter import METER
 
 _LARGEST_TAG = 2**15  # what every MPI library allows
@@ -42,12 +43,6 @@ _COUNT, _TOTAL, _FINGERPRINT, _SIZES = range(4)
 _ENDED = -1
 _NO_PASS = -1
 _GIVEN_UP = 2**62  # a step that no rank ever reaches
-# Ranks that only compare what they have had do so after 1, 2, 4, ... and each of so many steps, a
-# power of two, and at the end of an epoch.
-_STEPS_BETWEEN_CHECKS = 16
-_HASH_FACTOR = 31
-
-_has_warned = False
 
 # Threads that train at the same time have communicators, and so numbers, of their own.
 _numbers: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
@@ -60,50 +55,51 @@ class AgreedSteps:
         split: This rank's micro-batches. All ranks make their `AgreedSteps` in the same order.
         own_data: Whether the ranks' data are their own, and a step is made of what each has in it;
             otherwise they share batches, and must agree on how large these are.
-        batches: How many batches they share, if all ranks know that: a number, or
-            `tf.data.INFINITE_CARDINALITY`.
-        steps_per_epoch: How many steps an epoch has, if it is not a pass over the batches.
+        number_is_known: Whether they share batches, and all know how many there are.
 
     Attributes:
-        dataset: The micro-batches, each with the size of its step over all ranks.
+        dataset: The micro-batches, each with the size of its step over all ranks; those in the
+            memory of a GPU are `OnDevice`.
+        comparison: What compares the ranks' data, if they know the number of batches.
         purpose: What the data are for, in words for the user.
     """
 
     purpose = "data"
+    _exchange: _Exchange
 
-    def __init__(
-        self,
-        split: Split,
-        own_data: bool = False,
-        batches: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None:
+    def __init__(self, split: Split, own_data: bool, number_is_known: bool) -> None:
+        self.comparison: Comparison | None = None
         self._own_data = own_data
-        self._steps_per_epoch = steps_per_epoch or batches
         self._padding = split.padding
         self._finish = split.finish or (lambda data: data)
-        self.dataset = split.micro_batches
-        if split.finish is not None and world.get_size() == 1:
-            self.dataset = split.micro_batches.map(self._finished)
-        if world.get_size() > 1:
-            self._exchange = _Exchange(
-                own_data,
-                everyone=own_data or split.padding is not None,
-                purpose=lambda: self.purpose,
-            )
-            self._spec = split.micro_batches.element_spec.data
-            agree = self._agreed if batches is None or own_data or split.padding else self._checked
-            self.dataset = agree(split.micro_batches).with_options(_options(split.micro_batches))
+        self._agrees = False
+        if world.get_size() == 1:
+            own = split.micro_batches
+            self.dataset = own if split.finish is None else own.map(self._finished)
+            return
+        if number_is_known and not own_data and not split.padding:
+            self.comparison = Comparison(lambda: self.purpose)
+            ahead = split.micro_batches.prefetch(tf.data.AUTOTUNE)
+            self.dataset = prefetched(ahead.with_options(_options(split.micro_batches)))
+            return
+        self._agrees = True
+        everyone = own_data or split.padding is not None
+        self._exchange = _Exchange(own_data, everyone, purpose=lambda: self.purpose)
+        self._spec = split.micro_batches.element_spec.data
+        agreed = self._agreed(split.micro_batches)
+        self.dataset = agreed.with_options(_options(split.micro_batches))
 
     @property
     def problem(self) -> Exception | None:
         """Why the ranks could not continue, if they could not."""
-        return None if world.get_size() == 1 else self._exchange.problem
+        return self._exchange.problem if self._agrees else None
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
         """Calls `tell` once, with the number of samples of all ranks in the next step."""
-        if world.get_size() > 1:
+        if self._agrees:
             self._exchange.on_next_step = tell
+        elif self.comparison:
+            self.comparison.on_next_step = tell
 
     def _agreed(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
@@ -112,38 +108,12 @@ class AgreedSteps:
         # A `map` could be made parallel by TensorFlow, and then run ahead.
         return taken.scan(optionals.empty(), self._micro_batch)
 
-    def _checked(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
-        nothing = tuple(tf.constant(number, tf.int64) for number in (_NO_PASS, 0, 0, 0, 0))
-        return micro_batches.prefetch(tf.data.AUTOTUNE).scan(nothing, self._check)
-
-    @tf.autograph.experimental.do_not_convert
-    def _check(self, before: Any, one: MicroBatch) -> Any:
-        """The micro-batch; at some steps, compares what this rank has had with the others."""
-        pass_number, step, count, total, fingerprint = before
-        count += one.count
-        total += one.total
-        fingerprint = fingerprint * _HASH_FACTOR + _fingerprint(one)
-        number = step + 1
-        mask = tf.minimum(step, _STEPS_BETWEEN_CHECKS - 1)
-        is_due = tf.equal(tf.bitwise.bitwise_and(number, mask), 0)
-        if (self._steps_per_epoch or 0) > 0:
-            is_due |= tf.equal(number % self._steps_per_epoch, 0)
-
-        def compare() -> tf.Tensor:
-            numbers = tf.stack([count, total, fingerprint])
-            arguments = [pass_number, step, numbers]
-            return tf.ensure_shape(host_call(self._exchange.compare, arguments, tf.int64), ())
-
-        pass_number = tf.cond(is_due, compare, lambda: pass_number)
-        own = MicroBatch(one.count, one.total, self._finish(one.data))
-        return (pass_number, number, count, total, fingerprint), own
-
     def _with_end(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         """The numbers of each micro-batch, and its data in an optional that is empty at the end."""
 
         @tf.autograph.experimental.do_not_convert
         def step_of(one: MicroBatch) -> Any:
-            numbers = [tf.stack([one.count, one.total, _fingerprint(one)])]
+            numbers = [tf.stack([one.count, one.total, fingerprint_of(one)])]
             if self._padding:
                 numbers.append(self._padding.sizes(one.data))
             return tf.concat(numbers, 0), optionals.from_value(one.data)
@@ -183,7 +153,7 @@ class AgreedSteps:
         if self._padding:
             data = self._padding.fill_up(data, numbers[_SIZES:])
         data = self._finish(data)
-        own = MicroBatch(numbers[_COUNT], numbers[_TOTAL], data)
+        own = MicroBatch(numbers[_COUNT], numbers[_TOTAL], data, numbers[_FINGERPRINT])
         return optional if self._own_data else last, own
 
     @tf.autograph.experimental.do_not_convert
@@ -198,11 +168,6 @@ def _options(micro_batches: tf.data.Dataset) -> tf.data.Options:
         # One more than usual: receiving blocks a thread, and the others prepare data.
         options.threading.private_threadpool_size = devices.thread_count(configuration()) + 1
     return options
-
-
-def _fingerprint(one: MicroBatch) -> tf.Tensor:
-    has_fingerprint = isinstance(one.fingerprint, tf.Tensor)
-    return one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
 
 
 def _sum_of_all(
@@ -221,43 +186,19 @@ def _sum_of_all(
 
 
 def _check_same_samples(
-    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray], so_far: bool
+    position: np.ndarray, numbers: np.ndarray, everyones: dict[int, np.ndarray]
 ) -> None:
     def described(of_rank: np.ndarray) -> str:
         if of_rank[_COUNT] == _ENDED:
             return "reached the end"
-        return f"{'' if so_far else 'a batch of '}{int(of_rank[_TOTAL])} samples"
+        return f"a batch of {int(of_rank[_TOTAL])} samples"
 
     for rank, theirs in everyones.items():
         if int(theirs[_TOTAL]) != int(numbers[_TOTAL]):
-            raise MismatchError(
-                f"The data differ between the ranks {'up to' if so_far else 'in'} step "
-                f"{int(position[1]) + 1}: rank {world.get_rank()} has {described(numbers)}, rank "
-                f"{rank} has {described(theirs)}. All ranks must be given the same data in the "
-                "same order: seed everything random in them, or pass "
-                "`tnt_distribute_dataset=False` if every rank brings its own data."
+            raise different_sizes(
+                f"in step {int(position[1]) + 1}: rank {world.get_rank()} has "
+                f"{described(numbers)}, rank {rank} has {described(theirs)}"
             )
-
-
-def complain_of_different_data(evidence: str) -> None:
-    """Warns, once in a run, that the ranks, which should have the same data, do not.
-
-    Raises:
-        MismatchError: With `--strict`, which makes it an error.
-    """
-    global _has_warned
-    problem = (
-        f"The ranks do not have the same data: {evidence}. So some samples are left out, and "
-        "others are used twice. Seed everything random in the data, as with "
-        "`keras.utils.set_random_seed(1)`, and let all ranks iterate over a dataset equally often "
-        "before they train on it; or pass `tnt_distribute_dataset=False` if every rank brings its "
-        "own data."
-    )
-    if configuration().strict:
-        raise MismatchError(problem)
-    if not _has_warned:
-        _has_warned = True
-        LOGGER.warning("%s With --strict, this is an error.", problem)
 
 
 class _Exchange:
@@ -278,7 +219,6 @@ class _Exchange:
         self._passes = itertools.count()
         self._next_position = (0, 0)
         self._in_doubt = self._has_complained = False
-        self._noted = (0, 0)  # steps and samples of this rank, in this pass
         self._agreed: dict[tuple[int, int], np.ndarray] = {}
         self._sent: deque[tuple[Any, np.ndarray]] = deque()
         self._lock = threading.Lock()
@@ -298,28 +238,12 @@ class _Exchange:
             self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
         return np.array(position, np.int64)
 
-    def compare(self, pass_number: np.ndarray, step: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Compares the numbers of all ranks up to a step that all of them take.
-
-        Returns:
-            The number of the pass.
-        """
-        with self._lock:
-            number = next(self._passes) if pass_number == _NO_PASS else pass_number
-            position = np.array([number, step], np.int64)
-            self._send(np.array([self._number, *position, self._in_doubt, *numbers], np.int64))
-        self.agree(position, numbers, so_far=True)
-        before, self._noted = self._noted if step else (0, 0), (int(step) + 1, int(numbers[_COUNT]))
-        METER.note_samples(self._noted[1] - before[1], steps=self._noted[0] - before[0])
-        return position[0]
-
-    def agree(self, position: np.ndarray, numbers: np.ndarray, so_far: bool = False) -> np.bool_:
+    def agree(self, position: np.ndarray, numbers: np.ndarray) -> np.bool_:
         """Whether all ranks have this step, by what the others say; then all take it.
 
         Args:
             position: The step.
             numbers: The numbers of this rank.
-            so_far: Whether these are about all steps of the pass up to this one.
         """
         METER.note_input()
         try:
@@ -328,7 +252,7 @@ class _Exchange:
             if self._own_data:
                 agreed = _sum_of_all(position, numbers, everyones)
             else:
-                _check_same_samples(position, numbers, everyones, so_far)
+                _check_same_samples(position, numbers, everyones)
                 self._compare_fingerprints(position, everyones)
                 agreed = numbers
                 if len(numbers) > _SIZES:
@@ -342,7 +266,7 @@ class _Exchange:
             raise
         self._agreed = {_key(position): agreed}
         is_step = agreed[_COUNT] != _ENDED
-        if is_step and not so_far:
+        if is_step:
             METER.note_samples(int(agreed[_COUNT]))
         if is_step and self.on_next_step is not None:
             self.on_next_step(int(agreed[_TOTAL]))

@@ -15,11 +15,12 @@ from tarantella.comm import collectives
 from tarantella.comm.agreement import check_same
 from tarantella.data import arrays, micro_batch, order, randomness
 from tarantella.data.batch_size import is_unbatched
+from tarantella.data.comparison import Comparison, complain_of_different_data
 from tarantella.data.cut import Split, cut
 from tarantella.data.epochs import Epochs
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.split import split
-from tarantella.data.step_agreement import AgreedSteps, complain_of_different_data
+from tarantella.data.step_agreement import AgreedSteps
 from tarantella.errors import InputError
 from tarantella.internals import keras as internals
 from tarantella.internals.tensorflow import MISSING_ROW, own_graph
@@ -49,8 +50,8 @@ class RankDataAdapter(internals.DataAdapter):
         self._own = own
         self._distributed = world.get_size() > 1 and not own_data
         self._uses = 0
-        common = _common_numbers(None if own_data else adapter, steps_per_epoch)
-        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data, *common)
+        known = not own_data and _know_number_of_batches(adapter)
+        self._steps = own.unused.pop() if own.unused else AgreedSteps(own, own_data, known)
         self._num_batches = _most(adapter.num_batches) if own_data else adapter.num_batches
         self.steps_per_epoch = steps_per_epoch
         if _continues_across_epochs(adapter, steps_per_epoch):
@@ -183,6 +184,11 @@ class RankDataAdapter(internals.DataAdapter):
                 "The model looks for a row of a batch that this rank does not have. "
                 + micro_batch.OTHER_AXIS
             ) from error
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """What compares the ranks' data; None if they agree on each step."""
+        return self._steps.comparison
 
     def on_next_step(self, tell: Callable[[int], None]) -> None:
         """Calls `tell` once, with the number of samples of all ranks in the next step."""
@@ -350,28 +356,19 @@ def _described(spec: Any) -> Any:
     return tf.nest.map_structure(describe, spec)
 
 
-def _common_numbers(adapter: Any, steps_per_epoch: int | None) -> tuple[int | None, int | None]:
-    """The numbers of batches and of steps in an epoch, if all ranks have the same.
+def _know_number_of_batches(adapter: Any) -> bool:
+    """Whether all ranks know that they have the same number of batches, perhaps without an end.
 
     Args:
-        adapter: Keras's adapter of the batches; None if each rank has its own.
-        steps_per_epoch: How many steps an epoch has, if the user said so.
-
-    Returns:
-        How many batches there are, or `tf.data.INFINITE_CARDINALITY`, and the steps; None for what
-        is not known, or differs.
+        adapter: Keras's adapter of the batches.
     """
-    if adapter is None:
-        return None, None
     batches = adapter.num_batches
     if batches is None and not internals.draws_in_python(adapter):
         batches = int(adapter.get_tf_dataset().cardinality())
     if batches is None:
         batches = tf.data.UNKNOWN_CARDINALITY
-    own = np.array([batches, steps_per_epoch or 0], np.int64)
-    same_batches, same_steps = np.all(own == np.array(collectives.allgather(own)), axis=0)
-    is_known = same_batches and batches != tf.data.UNKNOWN_CARDINALITY
-    return int(batches) if is_known else None, steps_per_epoch if same_steps else None
+    everyones = {int(one) for one in collectives.allgather(np.int64(batches))}
+    return len(everyones) == 1 and tf.data.UNKNOWN_CARDINALITY not in everyones
 
 
 def _most(batches: int | None) -> int | None:

@@ -9,6 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tarantella.data import share
+from tarantella.data.comparison import Taken, is_due
+from tarantella.data.micro_batch import fingerprint_of
+from tarantella.data.on_device import micro_batch_of
 from tarantella.errors import InputError
 from tarantella.graph.phases import end_phase
 from tarantella.keras.adapter import RankDataAdapter
@@ -132,18 +135,26 @@ class DistributedDataset:
         return iter(self.dataset) if self._is_plain else self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
+        comparison, taken = self._adapter.comparison, Taken()
         with share.loop() as outer, METER.part(INPUT):
             self._adapter.on_epoch_begin()
             try:
-                for step, micro_batch in enumerate(self._adapter.get_tf_dataset(), 1):
+                for step, element in enumerate(self._adapter.get_tf_dataset(), 1):
                     watch.note_step(step)
+                    micro_batch = micro_batch_of(element)
                     self._counts = (int(micro_batch.count), int(micro_batch.total))
+                    if comparison is not None:
+                        taken = taken.plus(*self._counts, int(fingerprint_of(micro_batch)))
+                        if is_due(step):
+                            comparison.compare(taken)
                     METER.note_input()
                     METER.note_step(int(micro_batch.count))
                     share.set_current(*self._counts)
                     end_phase("input", micro_batch.data)
                     yield _without_optionals(micro_batch.data)
                     METER.next_input()
+                if comparison is not None and not is_due(taken.steps):
+                    comparison.compare(taken)
                 # Back to the batch of a loop around this one. A step on the last batch may follow
                 # a loop that is left before its end.
                 share.set_current(*outer)

@@ -55,7 +55,8 @@ class MeasuredFunction:
 
     def __call__(self, data: Any) -> Any:
         if world.get_size() > 1 and isinstance(data, tf.data.Iterator):
-            with METER.part(STEPS):  # `step_agreement` knows when data have arrived
+            # `step_agreement` and `compared_steps` know when data have arrived.
+            with METER.part(STEPS):
                 return self._function(data)
         with METER.part(COMPUTE):
             results = self._function(data)
@@ -66,15 +67,21 @@ class MeasuredFunction:
 
 
 class EpochReports(keras.callbacks.Callback):
-    """Reports each epoch to the command, after all other callbacks."""
+    """Reports each epoch to the command, after all other callbacks.
 
-    def __init__(self) -> None:
+    Args:
+        note_steps: Notes the steps that were taken until now.
+    """
+
+    def __init__(self, note_steps: Callable[[], None]) -> None:
         super().__init__()
+        self._note_steps = note_steps
         self._fit = next(_fits)
         self._steps = METER.totals().steps
         self._began = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._note_steps()
         steps, now = METER.totals().steps, time.monotonic()
         run_report.report_epoch(
             fit=self._fit,
@@ -88,15 +95,16 @@ class EpochReports(keras.callbacks.Callback):
 
 
 @contextmanager
-def measured_fit(callbacks: Any) -> Iterator[Any]:
+def measured_fit(callbacks: Any, note_steps: Callable[[], None] = lambda: None) -> Iterator[Any]:
     """The callbacks of a `fit` that is measured, and its epochs reported.
 
     Args:
         callbacks: Those of the `fit`, in any form that Keras takes.
+        note_steps: Notes the steps that were taken until now, if nothing else does.
     """
     if not run_report.is_wanted():
         yield callbacks
         return
     between_steps = CALLBACKS if world.get_size() == 1 else INPUT
-    with METER.part(between_steps), followed_by(callbacks, EpochReports()) as followed:
+    with METER.part(between_steps), followed_by(callbacks, EpochReports(note_steps)) as followed:
         yield followed

@@ -354,7 +354,8 @@ class Model(keras.Model):
                 initial_epoch,
                 lambda: master_weights.build(self, adapter.spec),
             ) as callbacks,
-            measured_fit(container),
+            measured_fit(container, self._tnt_steps["train"].note),
+            self._tnt_steps["train"].over(adapter.comparison),
         ):
             # Past the `fit` of a tracker, if the master calls that.
             fit = super().fit if tracker_fit.is_called() else super(keras.Model, self).fit
@@ -454,6 +455,7 @@ class Model(keras.Model):
             self._start_from_master(adapter.spec, again=False)
         with (
             adapter.explaining(),
+            self._tnt_steps["test"].over(adapter.comparison),
             self._callbacks(callbacks, adapter, shown(verbose)) as callbacks,
         ):
             return super().evaluate(
@@ -530,6 +532,7 @@ class Model(keras.Model):
         self._start_from_master(adapter.spec, again=False)
         with (
             adapter.explaining(),
+            self._tnt_steps["predict"].over(adapter.comparison),
             self._callbacks(callbacks, adapter, shown(verbose)) as container,
             followed_by(container, prediction.NeedsSamples()) as callbacks,
         ):

@@ -24,6 +24,7 @@ from tarantella.keras import (
 )
 from tarantella.keras.advice import Advice
 from tarantella.keras.batch_reductions import BatchGraph
+from tarantella.keras.compared_steps import ComparedSteps, compared_function
 from tarantella.keras.compiled_call import call_compiled
 from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
@@ -71,7 +72,10 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     jit_compile: Any
     train_function: Any
+    test_function: Any
+    predict_function: Any
     _tnt_advice: Advice
+    _tnt_steps: dict[str, ComparedSteps]
     _tnt_compiles_calls: bool
     _tnt_takes_gradients: bool  # of compiled calls
     _tnt_batch_logs: frozenset[str]
@@ -80,6 +84,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     @_Replaceable
     def train_step(self, data: Any) -> Any:
+        data = self._tnt_steps["train"].begin(data)
         if not isinstance(data, MicroBatch):
             return super().train_step(data)
         step_on = vars(self).get("train_step", super().train_step)
@@ -122,6 +127,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     @_Replaceable
     def test_step(self, data: Any) -> Any:
+        data = self._tnt_steps["test"].begin(data)
         if not isinstance(data, MicroBatch):
             return super().test_step(data)
         step_on = vars(self).get("test_step", super().test_step)
@@ -134,6 +140,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     @_Replaceable
     def predict_step(self, data: Any) -> Any:
+        data = self._tnt_steps["predict"].begin(data)
         if not isinstance(data, MicroBatch):
             return super().predict_step(data)
         step_on = vars(self).get("predict_step", super().predict_step)
@@ -267,17 +274,24 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     def make_train_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
             made = self._make("train", super().make_train_function, force)
-        self.train_function = measured_function(self.train_function, self)
+        measured = measured_function(self.train_function, self)
+        self.train_function = compared_function(measured, self, self._tnt_steps["train"])
         return made
 
     def make_test_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
-            return self._make("test", super().make_test_function, force)
+            made = self._make("test", super().make_test_function, force)
+        self.test_function = compared_function(self.test_function, self, self._tnt_steps["test"])
+        return made
 
     def make_predict_function(self, force: bool = False) -> Any:
         make = super().make_predict_function
         with self._uncompiled_steps():
-            return make(force=True) if force else make()
+            made = make(force=True) if force else make()
+        self.predict_function = compared_function(
+            self.predict_function, self, self._tnt_steps["predict"]
+        )
+        return made
 
     def _should_eval(self, *args: Any) -> Any:
         return not self._tnt_passes_over and super()._should_eval(*args)

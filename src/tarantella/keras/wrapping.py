@@ -9,6 +9,7 @@ import keras
 from tarantella.internals import keras as internals
 from tarantella.keras import master_weights
 from tarantella.keras.advice import Advice
+from tarantella.keras.compared_steps import ComparedSteps
 from tarantella.keras.rank_steps import RankSteps
 from tarantella.keras.stop_requests import StopRequests
 from tarantella.runtime.configuration import configuration
@@ -29,6 +30,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         **_NO_FUNCTIONS,
         _tnt_batch_logs=frozenset(),
         _tnt_advice=Advice(),
+        _tnt_steps={phase: ComparedSteps() for phase in ("train", "test", "predict")},
         _tnt_batch_size=0,
         _tnt_compiles_calls=False,
         _tnt_takes_gradients=False,

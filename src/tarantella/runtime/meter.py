@@ -110,26 +110,29 @@ class Meter:
         """The data of a step are there."""
         if self._part == STEPS and self._called is not None:
             self._arrival = monotonic()
-            waited, usual = self._arrival - self._called, self._usual_wait
-            self._usual_wait = (
-                waited if usual is None else usual + _WEIGHT_OF_LAST * (waited - usual)
-            )
+            self._note_wait(self._arrival - self._called)
         if self._part in (INPUT, STEPS):
             self.switch(COMPUTE)
+
+    def note_wait(self, seconds: float) -> None:
+        """The data of a call of a function of steps, which has ended, came after this time."""
+        if self._part == INPUT and self._thread == threading.get_ident():
+            self._note_wait(seconds)
 
     def note_samples(self, samples: int, steps: int = 1) -> None:
         """A function of steps has got the data of some, with this many samples of this rank."""
         if self._called is not None:
-            with self._lock:
-                self._steps += steps
-                self._samples += samples
+            self._add_steps(samples, steps)
 
     def note_step(self, samples: int, steps: int = 1) -> None:
         """Training steps are taken, with this many samples of this rank."""
         if self._part in (INPUT, COMPUTE):
-            with self._lock:
-                self._steps += steps
-                self._samples += samples
+            self._add_steps(samples, steps)
+
+    def note_steps_before(self, samples: int, steps: int) -> None:
+        """Training steps were taken, before what is done now, unless this is an evaluation."""
+        if self._part in (INPUT, COMPUTE, CALLBACKS):
+            self._add_steps(samples, steps)
 
     def note_sent(self) -> None:
         """Gradients are sent while others are computed: waits before that have cost nothing."""
@@ -143,6 +146,15 @@ class Meter:
         with self._lock:
             self._add_up()
             return Totals(self._steps, self._samples, dict(self._parts))
+
+    def _add_steps(self, samples: int, steps: int) -> None:
+        with self._lock:
+            self._steps += steps
+            self._samples += samples
+
+    def _note_wait(self, seconds: float) -> None:
+        usual = self._usual_wait
+        self._usual_wait = seconds if usual is None else usual + _WEIGHT_OF_LAST * (seconds - usual)
 
     def _add_up(self) -> None:
         now, waited = monotonic(), watch.seconds_waited()
