@@ -24,7 +24,7 @@ from tarantella.keras import (
 )
 from tarantella.keras.advice import Advice
 from tarantella.keras.batch_reductions import BatchGraph
-from tarantella.keras.compared_steps import ComparedSteps, compared_function
+from tarantella.keras.compared_steps import ComparedFunction, ComparedSteps, compared_function
 from tarantella.keras.compiled_call import call_compiled
 from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
@@ -274,8 +274,9 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     def make_train_function(self, force: bool = False) -> Any:
         with self._uncompiled_steps():
             made = self._make("train", super().make_train_function, force)
-        measured = measured_function(self.train_function, self)
-        self.train_function = compared_function(measured, self, self._tnt_steps["train"])
+        if not isinstance(self.train_function, ComparedFunction):  # it may be measured in there
+            measured = measured_function(self.train_function, self)
+            self.train_function = compared_function(measured, self, self._tnt_steps["train"])
         return made
 
     def make_test_function(self, force: bool = False) -> Any:
