@@ -45,8 +45,7 @@ def prefetched(micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         return micro_batches
 
     @tf.autograph.experimental.do_not_convert
-    def with_numbers_as_shape(*leaves: Any) -> OnDevice:
-        one = MicroBatch(*leaves)
+    def with_numbers_as_shape(one: MicroBatch) -> OnDevice:
         shape = [0, one.count, one.total, fingerprint_of(one)]
         return OnDevice(tf.zeros(shape, tf.bool), one.data)
 
