@@ -62,6 +62,21 @@ model.compile("sgd", "mse", jit_compile=False)
 model.fit(np.ones((40, 5)), np.ones((40, 3)), batch_size=4, verbose=0)
 print("the end")
 """
+# Compiled with XLA, as by default on a GPU: nothing on the CPU waits for the sum.
+COMPILED_FIT = """
+def rows(i):
+    def look(i):
+        if last and i >= 24:
+            fail()
+        return np.ones(5, "float32"), np.ones(3, "float32")
+    x, y = tf.numpy_function(look, [i], [tf.float32, tf.float32])
+    return tf.ensure_shape(x, [5]), tf.ensure_shape(y, [3])
+
+model = tnt.Model(keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)]))
+model.compile("sgd", "mse", jit_compile=True)
+model.fit(tf.data.Dataset.range(40).map(rows).batch(4), verbose=0)
+print("the end")
+"""
 DEATHS = {
     "raises": ("raise ValueError('bad value')", 1, "ValueError: bad value (exit status 1)"),
     "exits": ("os._exit(3)", 3, "exit status 3"),
@@ -93,10 +108,11 @@ def test_a_rank_that_dies_is_the_cause(death: str, ranks: int, tmp_path: Path) -
     assert len(others) <= (20 if death == "raises" else 3), messages  # no pages of TensorFlow
 
 
+@pytest.mark.parametrize("fit", [FIT, COMPILED_FIT], ids=["calls", "whole"])
 @pytest.mark.parametrize("death", ["exits", "is_killed"])
-def test_a_rank_that_dies_in_fit_is_the_cause(death: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_fit_is_the_cause(death: str, fit: str, tmp_path: Path) -> None:
     failure, expected, cause = DEATHS[death]
-    status, messages = run(tmp_path, FIT, failure, 2)
+    status, messages = run(tmp_path, fit, failure, 2)
     assert status == expected, messages
     final = messages.splitlines()[-1]
     assert final.startswith(f"tarantella: rank 1 on host {HOST} failed: ")
@@ -115,6 +131,18 @@ def test_a_rank_that_stalls_is_named_and_the_run_ended(stall: str, tmp_path: Pat
     status, messages = run(tmp_path, OWN_LOOP, failure, 2, "--stall-timeout", "1")
     assert status == 1, messages
     warning, final = messages.splitlines()
+    assert warning.startswith("tarantella WARNING: Rank 0 has been waiting for ")
+    assert device.WAITS_IN in warning
+    assert final.startswith(f"tarantella: rank 1 on host {HOST} failed: others have waited for")
+    assert said in final
+
+
+def test_ranks_wait_in_a_step_that_is_compiled_with_its_sum(tmp_path: Path) -> None:
+    """The data of one rank do not come. No operation waits, but the GPU does."""
+    failure, said = STALLS["sleeps"]
+    status, messages = run(tmp_path, COMPILED_FIT, failure, 2, "--stall-timeout", "4")
+    assert status == 1, messages
+    warning, final = messages.splitlines()[-2:]
     assert warning.startswith("tarantella WARNING: Rank 0 has been waiting for ")
     assert device.WAITS_IN in warning
     assert final.startswith(f"tarantella: rank 1 on host {HOST} failed: others have waited for")

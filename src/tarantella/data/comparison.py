@@ -58,17 +58,21 @@ class SamplesTaken:
         self._sums: Any = None
         self._arrival: Any = None
 
-    def restart(self) -> None:
-        """Forgets what was there before."""
-        if self._sums is not None:
-            self._sums.assign(_NOTHING)
-
-    def add(self, one: MicroBatch) -> None:
-        """Adds the micro-batch of a step."""
+    def prepare(self) -> None:
+        """Makes the variables: TensorFlow traces a function twice that makes some."""
         if self._sums is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._sums = tf.Variable(_NOTHING, trainable=False)
                 self._arrival = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+    def restart(self) -> None:
+        """Forgets what was there before."""
+        self.prepare()
+        self._sums.assign(_NOTHING)
+
+    def add(self, one: MicroBatch) -> None:
+        """Adds the micro-batch of a step."""
+        self.prepare()
         with tf.device("CPU:0"):
             numbers = tf.stack([1, one.count, one.total, fingerprint_of(one)])
             self._sums.assign_add(numbers, read_value=False)

@@ -53,6 +53,16 @@ def fingerprint_of(one: MicroBatch) -> tf.Tensor:
     return one.fingerprint if has_fingerprint else tf.constant(0, tf.int64)
 
 
+def most_samples(one: MicroBatch, size: int) -> tf.Tensor | None:
+    """The most samples that any of `size` ranks has in a step; None if their data are their own.
+
+    Only batches that the ranks share have fingerprints.
+    """
+    if not isinstance(one.fingerprint, tf.Tensor):
+        return None
+    return tf.cast(tf.maximum(-(-one.total // size), 1), tf.int32)
+
+
 def bounds(total: Any, rank: int, size: int) -> tuple[Any, Any]:
     """Where the micro-batch of `rank` begins in a batch of `total` samples, and its size."""
     share, remainder = total // size, total % size

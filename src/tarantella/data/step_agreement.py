@@ -153,7 +153,9 @@ class AgreedSteps:
         if self._padding:
             data = self._padding.fill_up(data, numbers[_SIZES:])
         data = self._finish(data)
-        own = MicroBatch(numbers[_COUNT], numbers[_TOTAL], data, numbers[_FINGERPRINT])
+        own = MicroBatch(numbers[_COUNT], numbers[_TOTAL], data)
+        if not self._own_data:
+            own = own._replace(fingerprint=numbers[_FINGERPRINT])
         return optional if self._own_data else last, own
 
     @tf.autograph.experimental.do_not_convert

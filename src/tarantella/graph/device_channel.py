@@ -86,13 +86,20 @@ class DeviceChannel(Channel):
                 span.end(total)
         return tf.complex(*tf.unstack(total)) if flat.dtype.is_complex else total
 
+    def compiled_sum(self, flat: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks of values in one axis, in a function that XLA compiles.
+
+        There can be only one in such a function: XLA may put several in another order on each rank.
+        """
+        return self._reduce(flat)
+
     def _reduce(self, values: tf.Tensor) -> tf.Tensor:
         total = tf.raw_ops.CollectiveReduceV2(
             input=values,
             merge_op="Add",
             final_op="Id",
             ordering_token=[],
-            instance_key=_key("sum", values.dtype, values.shape),
+            instance_key=_key_of_sum(values),
             **self._group(),
         )
         _run_in_own_order(total)
@@ -275,6 +282,13 @@ def _real(values: tf.Tensor) -> tf.Tensor:
     if values.dtype.is_complex:
         return tf.stack([tf.math.real(values), tf.math.imag(values)])
     return values
+
+
+def _key_of_sum(values: tf.Tensor) -> Any:
+    """Each size needs a key of its own."""
+    key = _key("sum", values.dtype, values.shape)
+    known = values.shape.is_fully_defined()
+    return key if known else key ^ tf.cast(tf.size(values, tf.int64) % _LARGEST_KEY, tf.int32)
 
 
 def _key(kind: str, dtype: tf.DType, shape: Any) -> int:

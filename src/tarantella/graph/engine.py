@@ -6,6 +6,7 @@ new engine is a subclass of `Channel` in a file of its own, and a line in `chann
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import cache
 
@@ -17,19 +18,27 @@ from tarantella.graph.compiling import RefusingChannel, is_compiling
 from tarantella.graph.device_channel import DeviceChannel
 from tarantella.graph.host_channel import HostChannel
 from tarantella.graph.overlapped import OverlappedChannel
+from tarantella.graph.sum_counter import compiled_sum_counter
 from tarantella.internals.tensorflow import start_server
 from tarantella.runtime import messages, run_report, servers, watch, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.meter import SUMS
+from tarantella.runtime.timeline import timeline
 
 # What a rank waits in, if NCCL does not get through.
 _FIRST_SUM = "the first sum by NCCL (`--gpu-sums host` does without it)"
 _NO_GPU = "TensorFlow finds no GPU"
+# TensorFlow has no way to tell NCCL in compiled functions where the ranks find each other, but this
+# variable of NCCL does.
+_NCCL_ROOT = "NCCL_COMM_ID"
+# With these versions it was tried. With another, ranks might wait for each other for ever.
+_COMPILE_SUMS = ("2.21.",)
 
 _deciding = threading.Lock()
 _hint: str | None = None  # of TensorFlow's collectives; empty: MPI sums
 _problem_here = ""  # why this rank cannot use TensorFlow's collectives
+_xla_sums = False  # whether XLA can compile sums
 
 
 def channel(purpose: str, gradient_type: str = "float32") -> Channel:
@@ -102,6 +111,26 @@ def device_hint() -> str:
     return _hint
 
 
+def compiles_sums() -> bool:
+    """Whether XLA can compile a sum together with what is around it, on all ranks.
+
+    No operation on the CPU then waits for the sum. A timeline shows sums between compiled functions
+    only. All threads share what XLA sums by, so only the main thread can use it.
+    """
+    has_own_thread = bool(world.communicators().thread)
+    return bool(device_hint()) and _xla_sums and not has_own_thread and timeline() is None
+
+
+def sum_in_compiled(flat: tf.Tensor) -> tf.Tensor:
+    """The sum over the ranks, in a function that XLA compiles; needs `compiles_sums`."""
+    return DeviceChannel("gradients", device_hint()).compiled_sum(flat)
+
+
+def note_compiled_sum() -> None:
+    """Tells the watch for stalls that a function with a sum that XLA compiles is about to run."""
+    compiled_sum_counter().note()
+
+
 def _wanted_hint() -> str:
     return "ring" if configuration().gpu_sums == "ring" else "nccl"
 
@@ -116,6 +145,7 @@ def _decide() -> str:
         problem = _problem_of_ranks(_own_problem(hint)) or _problem_of_ranks(_try(hint))
         if not problem:
             LOGGER.info("Values are summed by TensorFlow's collectives (%s).", hint)
+            _decide_whether_xla_sums(hint)
             run_report.describe(unseen=[SUMS])
             return hint
     if wanted == "auto":
@@ -148,6 +178,43 @@ def _try(hint: str) -> str:
             received = float(total[0])
     except tf.errors.OpError as error:
         return str(error.message).partition("\n")[0].rstrip(".")
+    return "" if received == world.get_size() else f"a sum of ones was {received}"
+
+
+def _decide_whether_xla_sums(hint: str) -> None:
+    """Takes a first sum that XLA compiles, if that was ever tried with this TensorFlow."""
+    global _xla_sums
+    root = servers.nccl_root()
+    if hint != "nccl" or not root or not tf.__version__.startswith(_COMPILE_SUMS):
+        return
+    problem = _problem_of_ranks(_try_compiled(hint, root))
+    _xla_sums = not problem
+    if _xla_sums:
+        compiled_sum_counter()  # makes a variable, which a function that is traced should not
+    else:
+        LOGGER.info("XLA does not compile sums over the ranks: %s.", problem)
+
+
+def _try_compiled(hint: str, root: str) -> str:
+    """Takes a first sum that XLA compiles; returns what went wrong.
+
+    It makes the connections that all later ones use.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def total(values: tf.Tensor) -> tf.Tensor:
+        return DeviceChannel("engine", hint).compiled_sum(values)
+
+    is_users = _NCCL_ROOT in os.environ
+    os.environ.setdefault(_NCCL_ROOT, root)
+    try:
+        with watch.waiting(_FIRST_SUM), tf.init_scope(), tf.device("GPU:0"):
+            received = float(total(tf.ones(1))[0])
+    except tf.errors.OpError as error:
+        return str(error.message).partition("\n")[0].rstrip(".")
+    finally:
+        if not is_users:  # other connections are made without it
+            del os.environ[_NCCL_ROOT]
     return "" if received == world.get_size() else f"a sum of ones was {received}"
 
 

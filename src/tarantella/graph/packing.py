@@ -24,6 +24,11 @@ class Packing:
         self._shapes = [tensor.shape for tensor in tensors]
         self._buckets = buckets
 
+    @property
+    def size(self) -> int:
+        """How many values there are."""
+        return sum(spec.size for bucket in self._buckets for spec in bucket.specs)
+
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, one after the other in flat ones."""
         flat = [tf.reshape(tensor, [-1]) for tensor in tensors]

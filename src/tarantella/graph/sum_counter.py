@@ -11,15 +11,18 @@ variable of the order is on the GPU. The others are on the CPU, and no collectiv
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
 import tensorflow as tf
 
-from tarantella.runtime import watch
+from tarantella.runtime import times, watch
 
 Result = TypeVar("Result")
+
+_BY_NCCL = "a sum by NCCL"
 
 
 class SumCounter:
@@ -68,6 +71,44 @@ class SumCounter:
         return begun if begun != done else None
 
 
+class CompiledSumCounter:
+    """Counts the functions with a sum that XLA compiles, for the watch.
+
+    Nothing on the CPU waits for such a sum. So the watch looks whether the GPU gets anything done.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._begun = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._probe: threading.Thread | None = None
+        watch.also_watch(_BY_NCCL, self.number_in_progress)
+
+    def note(self) -> None:
+        """Such a function is about to run."""
+        with tf.device("CPU:0"):
+            self._begun.assign_add(1, read_value=False)
+
+    def number_in_progress(self) -> int | None:
+        """The number of the last function, if the GPU has not ended it; None if it has."""
+        number = int(self._begun.numpy())
+        if self._probe is None or not self._probe.is_alive():
+            self._probe = threading.Thread(target=_use_gpu, daemon=True, name="tnt-gpu-probe")
+            self._probe.start()
+            self._probe.join(times.TIME_FOR_GPU_TO_ANSWER)
+        return number if self._probe.is_alive() else None
+
+
+def _use_gpu() -> None:
+    """Computes something on the GPU, after all that it has been given before."""
+    (tf.zeros(()) + 1.0).numpy()
+
+
+@cache
+def compiled_sum_counter() -> CompiledSumCounter:
+    """The counter of this process."""
+    return CompiledSumCounter()
+
+
 @cache
 def sum_counter(hint: str, thread: str) -> SumCounter:
     """The counter of a thread.
@@ -78,5 +119,5 @@ def sum_counter(hint: str, thread: str) -> SumCounter:
     """
     del thread  # each has its own
     if hint == "nccl":
-        return SumCounter("a sum by NCCL", "GPU:0")
+        return SumCounter(_BY_NCCL, "GPU:0")
     return SumCounter("a sum by TensorFlow's collectives", "CPU:0")

@@ -42,6 +42,10 @@ class ComparedSteps:
         finally:
             self._comparison = None
 
+    def prepare(self) -> None:
+        """Has to come before a function of steps is traced."""
+        self._taken.prepare()
+
     def begin(self, data: Any) -> Any:
         """The data of a step as a micro-batch, if they are one, which is noted."""
         data = micro_batch_of(data)
@@ -108,4 +112,5 @@ def compared_function(function: Any, model: Any, steps: ComparedSteps) -> Any:
     """
     if function is None or isinstance(function, ComparedFunction) or world.get_size() == 1:
         return function
+    steps.prepare()
     return ComparedFunction(function, model, steps)

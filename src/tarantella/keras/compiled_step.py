@@ -1,29 +1,29 @@
-"""A training step of Keras, compiled by XLA except for what communicates.
+"""A training step of Keras, compiled by XLA.
 
-Forward and backward pass become one compiled function, the update another. Between them, gradients,
-the state of layers and that of metrics are summed over the ranks, together. A step that needs a sum
-in the middle, as masked losses do, cannot be compiled so. Then calls of the model are compiled
-alone (`compiled_call`), as in a user's own `train_step`.
+Gradients, the state of layers and that of metrics are summed over the ranks together. Where XLA can
+compile that sum, the whole step is one function. Otherwise forward and backward pass become one
+compiled function, the update another, and the sum comes between them. A step that needs a sum in
+the middle, as masked losses do, cannot be compiled so. Then calls of the model are compiled alone
+(`compiled_call`), as in a user's own `train_step`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tarantella.comm.buckets import fuse
-from tarantella.data.micro_batch import MicroBatch
+from tarantella.data.micro_batch import MicroBatch, most_samples
 from tarantella.graph.compiling import compilable, compiling
-from tarantella.graph.device_channel import LARGEST_BUCKET_BYTES
-from tarantella.graph.engine import channel, device_hint
-from tarantella.graph.packing import Packing, spec_of
+from tarantella.graph.engine import channel, device_hint, note_compiled_sum, sum_in_compiled
 from tarantella.keras import gradients, metrics
+from tarantella.keras.contributions import Contributions
 from tarantella.keras.step import DeferredStep
 from tarantella.keras.step_share import StepShare
+from tarantella.runtime import world
 
 
 @dataclass(frozen=True)
@@ -71,38 +71,50 @@ def take(
     StepShare(data)  # functions that are traced only once read it
     with tf.device("CPU:0"):  # so that one copy takes them to a GPU
         numbers = tf.stack([data.count, data.total])
+        most = most_samples(data, world.get_size())
     steps: list[DeferredStep] = []
-    traced: list[_Contributions] = []
+    traced: list[Contributions] = []
 
     @tf.function(jit_compile=True, autograph=False)
-    def compute(numbers: tf.Tensor, samples: Any) -> Any:
+    def compute(numbers: tf.Tensor, samples: Any, most: tf.Tensor | None) -> Any:
         count, total = tf.unstack(numbers)
-        micro_batch = MicroBatch(count, total, samples)
-        step = DeferredStep(model, micro_batch)
+        step = DeferredStep(model, MicroBatch(count, total, samples))
         steps.append(step)
         with compilable(), step.running():
             train_step(samples)
         read = metrics.state_of(model.metrics) if results else []
-        traced.append(_Contributions(step, read))
-        return traced[-1].packed()
-
-    with compiling() as trace:
-        try:
-            own = compute(numbers, data.data)
-        except Exception:
-            if trace.refused:
-                return RefusedStep([one for step in steps for one in step.layer_state.written])
-            raise
-    sums = _sums(own, traced[-1].exact, model._tnt_gradient_type)
+        traced.append(Contributions(step, read, samples, most))
+        return traced[-1].packed(most)
 
     @tf.function(jit_compile=True, autograph=False)
-    def update(sums: list[Any], numbers: tf.Tensor) -> Any:
-        of_metrics = traced[-1].apply(sums, total=numbers[1])
+    def update(sums: list[Any], numbers: tf.Tensor, most: tf.Tensor | None) -> Any:
+        of_metrics = traced[-1].apply(sums, numbers[1], most)
         if results is None:
             return None
         return metrics.results_of_sums(results, traced[-1].metric_state, of_metrics)
 
-    return CompiledStep(traced[-1].step, update(sums, numbers))
+    # Between CPUs, where the same is tested, XLA cannot compile the sum, only what is around it.
+    @tf.function(jit_compile=device_hint() == "nccl", autograph=False)
+    def whole(numbers: tf.Tensor, samples: Any, most: tf.Tensor | None) -> Any:
+        with compiling():
+            (own,) = compute(numbers, samples, most)
+        return update([sum_in_compiled(own)], numbers, most)
+
+    arguments = numbers, data.data, most
+    with compiling() as trace:
+        try:
+            compute.get_concrete_function(*arguments)
+        except Exception:
+            if trace.refused:
+                return RefusedStep([one for step in steps for one in step.layer_state.written])
+            raise
+    if traced[-1].is_one_sum:
+        note_compiled_sum()
+        return CompiledStep(traced[-1].step, whole(*arguments))
+    with compiling():
+        own = compute(*arguments)
+    sums = _sums(own, traced[-1].exact, model._tnt_gradient_type)
+    return CompiledStep(traced[-1].step, update(sums, numbers, most))
 
 
 def _sums(own: list[Any], exact: set[int], gradient_type: str) -> list[Any]:
@@ -123,61 +135,3 @@ def _sums(own: list[Any], exact: set[int], gradient_type: str) -> list[Any]:
     for i, total in zip(positions, others, strict=True):
         sums[i] = total
     return sums
-
-
-class _Contributions:
-    """What this rank adds to gradients, the state of layers and that of metrics.
-
-    For TensorFlow's collectives, XLA packs it all into the few flat tensors that they want.
-
-    Args:
-        step: The step that was traced.
-        metric_state: The variables of the metrics whose results are needed.
-
-    Attributes:
-        exact: The positions in the packed contributions of those that are not gradients, unless
-            they are packed together.
-    """
-
-    def __init__(self, step: DeferredStep, metric_state: list[Any]) -> None:
-        self.step = step
-        self.metric_state = metric_state
-        of_gradients = step.gradients()
-        of_layers = step.layer_state.contributions(trained=True)
-        self._tensors = [*of_gradients, *of_layers, *metrics.contributions(metric_state)]
-        self._ends = len(of_gradients), len(of_gradients) + len(of_layers)
-        is_dense = [isinstance(tensor, tf.Tensor) for tensor in self._tensors]
-        self._dense = [i for i, dense in enumerate(is_dense) if dense]
-        self._others = [i for i, dense in enumerate(is_dense) if not dense]  # sparse, or None
-        self._packing = _packing([self._tensors[i] for i in self._dense])
-        self.exact = {at for at, i in enumerate(self._dense) if i >= len(of_gradients)}
-
-    def packed(self) -> list[Any]:
-        """The contributions, of which only those that are not dense are left as they are."""
-        dense = self._packing.pack([self._tensors[i] for i in self._dense])
-        return [*dense, *(self._tensors[i] for i in self._others)]
-
-    def apply(self, packed: list[Any], total: tf.Tensor) -> list[tf.Tensor]:
-        """Updates variables with the sums over the ranks.
-
-        Args:
-            packed: The sums of the packed contributions.
-            total: How many samples the global batch has.
-
-        Returns:
-            The sums of the state of metrics.
-        """
-        flat = len(packed) - len(self._others)
-        dense = self._packing.unpack(packed[:flat])
-        sums = dict(zip([*self._dense, *self._others], [*dense, *packed[flat:]], strict=True))
-        in_order = [sums[i] for i in range(len(sums))]
-        gradients_end, layers_end = self._ends
-        # In the order of the step: some layers write variables that are trained, too.
-        self.step.layer_state.assign(in_order[gradients_end:layers_end], total)
-        self.step.apply(in_order[:gradients_end])
-        return in_order[layers_end:]
-
-
-def _packing(tensors: Sequence[tf.Tensor]) -> Packing:
-    threshold = LARGEST_BUCKET_BYTES if device_hint() else 0
-    return Packing(tensors, fuse([spec_of(tensor) for tensor in tensors], threshold))

@@ -37,6 +37,7 @@ from tarantella.keras.callback_rules import stand_in_for
 from tarantella.keras.distributed_dataset import undistributed
 from tarantella.keras.measured import measured_fit, stated_batch_size
 from tarantella.keras.micro_batch_size import in_batches
+from tarantella.keras.step import prepare as prepare_steps
 from tarantella.keras.thread_functions import with_communicators_of_thread
 from tarantella.runtime import run_report, world
 from tarantella.runtime.configuration import GRADIENT_TYPES
@@ -336,8 +337,10 @@ class Model(keras.Model):
     ) -> Any:
         """Trains on this rank's micro-batches, in step with the other ranks."""
         self._start_from_master(adapter.spec)
-        if initial_epoch < epochs and not self.run_eagerly and self._has_steps_of_keras:
-            master_weights.build_training_state(self, adapter.spec)
+        if initial_epoch < epochs and not self.run_eagerly:
+            prepare_steps()
+            if self._has_steps_of_keras:
+                master_weights.build_training_state(self, adapter.spec)
         adapter.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),

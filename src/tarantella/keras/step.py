@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.graph.compiling import refuse
-from tarantella.graph.engine import channel
+from tarantella.graph.engine import channel, device_hint
 from tarantella.internals import keras as internals
-from tarantella.keras import gradients, hooks
+from tarantella.keras import gradients, hooks, step_share
 from tarantella.keras.batch_reductions import BatchGraph
 from tarantella.keras.global_numbers import GlobalNumbers
 from tarantella.keras.hooks import Handler, Hook
@@ -39,6 +39,12 @@ _current: ContextVar[Step | None] = ContextVar("step", default=None)
 def current() -> Step | None:
     """The step that is being run or traced in this thread, if any."""
     return _current.get()
+
+
+def prepare() -> None:
+    """Makes the variables of all steps; TensorFlow traces a function twice that makes some."""
+    device_hint()
+    step_share.prepare()
 
 
 class Step:

@@ -15,6 +15,11 @@ from tarantella.keras.thread_functions import training_threads
 _shares = ThreadShares()
 
 
+def prepare() -> None:
+    """Makes the variable of this thread."""
+    _shares.own()
+
+
 class StepShare:
     """This rank's samples divided by those of all, for every function that a step calls.
 

@@ -31,11 +31,18 @@ _GPU_DEVICES = ("nvidiactl", "nvidia0", "kfd", "dxg")
 _addresses: tuple[str, ...] = ()
 _problem = ""
 _held: socket.socket | None = None
+_nccl_root = ""
+_held_for_nccl: socket.socket | None = None
 
 
 def addresses() -> tuple[str, ...]:
     """The address of the server of each rank; empty if there are to be none."""
     return _addresses
+
+
+def nccl_root() -> str:
+    """Where the ranks find each other for NCCL in functions that XLA compiles: at the master."""
+    return _nccl_root
 
 
 def words_for_collectives() -> str:
@@ -50,7 +57,7 @@ def problem() -> str:
 
 def exchange_addresses() -> None:
     """Finds a free port on every rank, if all of them may sum by TensorFlow's collectives."""
-    global _addresses, _problem
+    global _addresses, _problem, _held, _nccl_root, _held_for_nccl
     communicator = world.shared_communicator("engine")
     wishes = messages.allgather(_wants_server(), communicator)
     if not all(wishes):
@@ -60,15 +67,20 @@ def exchange_addresses() -> None:
         return
     _set_up_nccl(configuration())
     try:
-        address, problem = _hold_port(), ""
+        _held, address = _hold_port()
+        if world.is_master_rank():
+            # NCCL listens there for a moment, and sets SO_REUSEPORT, too.
+            _held_for_nccl, _nccl_root = _hold_port()
+        problem = ""
     except OSError as error:
         address, problem = "", f"host {world.get_host_names()[world.get_rank()]}: {error}"
-    everyones = messages.allgather([address, problem], communicator)
-    problems = [each for _, each in everyones if each]
+    everyones = messages.allgather([address, _nccl_root, problem], communicator)
+    problems = [each for _, _, each in everyones if each]
     if problems:
         _problem = f"no port for TensorFlow's server ({problems[0]})"
     else:
-        _addresses = tuple(each for each, _ in everyones)
+        _addresses = tuple(each for each, _, _ in everyones)
+        _nccl_root = everyones[world.get_master_rank()][1]
 
 
 def release_port() -> None:
@@ -162,15 +174,14 @@ def _set_up_nccl(settings: Configuration) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
-def _hold_port() -> str:
-    """Takes a port that is free, and keeps it until TensorFlow starts its server there."""
-    global _held
+def _hold_port() -> tuple[socket.socket, str]:
+    """A socket that keeps a free port for who listens there later, and the address."""
     address = _own_address(configuration())
-    _held = socket.socket()
+    held = socket.socket()
     # TensorFlow's server sets this, too: it gets the port although this socket still holds it.
-    _held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    _held.bind(("", 0))
-    return f"{address}:{_held.getsockname()[1]}"
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("", 0))
+    return held, f"{address}:{held.getsockname()[1]}"
 
 
 def _own_address(settings: Configuration) -> str:

@@ -156,3 +156,5 @@ TIME_TO_REACH_HOST = 60
 LOOK_FOR_SERVER = 0.005
 TIME_TO_START_SERVER = 60.0
 TIME_FOR_MORE_SOCKETS = 0.5
+# A rank that makes no progress looks whether its GPU computes what it is given within this time.
+TIME_FOR_GPU_TO_ANSWER = 0.5
