@@ -29,11 +29,13 @@ _range = tf.data.Dataset.range
 NAMES = [path.rpartition(".")[2] for path in internals.MODULE_NAMES] + list(internals.ATTRIBUTES)
 # What no dataset below needs: a look at the eager context and a graph of one's own have nothing to
 # do with it, and a dataset of random numbers is made again only if it has no seed. Calls of Python
-# functions have tests of their own, in test_graph_host_call.py; servers, in test_graph_engine.py.
+# functions have tests of their own, in test_graph_host_call.py; servers, in test_graph_engine.py;
+# deterministic operations, in test_reproducibility.py.
 ELSEWHERE = {
     *("context", "_rng", "eager_context", "_rerandomize", "_name"),
     *("outer_graph", "experimental_acd_manager", "run_independently"),
     *("config", "configure_collective_ops", "enable_collective_ops"),
+    "is_op_determinism_enabled",
 }
 # Attributes that made_again() reads by the names of the arguments of a class.
 KEPT = ["_count", "_num_shards", "_index"]  # and `_map_func`, see below
@@ -215,7 +217,7 @@ def test_every_name_that_is_looked_up_is_in_the_list() -> None:
     attributes = re.findall(r'attr(?:ibute)?\(\w[\w.]*, "(\w+)"', source)
     assert attributes
     assert set(attributes) <= set(internals.ATTRIBUTES)
-    paths = re.findall(r'"((?:data|eager)\.[\w.]+)"', source)
+    paths = re.findall(r'"((?:data|eager|framework)\.[\w.]+)"', source)
     assert set(paths) == set(internals.MODULE_NAMES)
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tarantella.comm.waiting import barrier
 from tarantella.data.micro_batch import MicroBatch, fingerprint_of
 from tarantella.errors import MismatchError
+from tarantella.internals.tensorflow import may_be_deterministic
 from tarantella.runtime import run_report, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
@@ -76,7 +77,7 @@ class SamplesTaken:
         with tf.device("CPU:0"):
             numbers = tf.stack([1, one.count, one.total, fingerprint_of(one)])
             self._sums.assign_add(numbers, read_value=False)
-            if run_report.is_wanted():
+            if run_report.is_wanted() and not may_be_deterministic():
                 with tf.control_dependencies([] if tf.executing_eagerly() else [one.count]):
                     now = tf.timestamp()
                 self._arrival.assign(now, read_value=False)
@@ -86,7 +87,7 @@ class SamplesTaken:
         return Taken() if self._sums is None else Taken(*self._sums.numpy().tolist())
 
     def arrival(self) -> float:
-        """When the data of the last step were there, as in `time.time()`; 0 if nobody asked."""
+        """When the data of the last step were there, as in `time.time()`; 0 if it is not known."""
         return 0.0 if self._arrival is None else float(self._arrival.numpy())
 
 

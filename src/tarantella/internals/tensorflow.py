@@ -66,6 +66,7 @@ _TO_TENSORS = "data.util.structure.to_tensor_list"
 _FROM_TENSORS = "data.util.structure.from_compatible_tensor_list"
 _FLATTEN_UP_TO = "data.util.nest.flatten_up_to"
 _CONTEXT = "eager.context.context"
+_IS_DETERMINISTIC = "framework.config.is_op_determinism_enabled"
 _JOB = "worker"  # what the ranks are to TensorFlow's servers
 
 # Every name that this module looks up in a module of `tensorflow.python`, and every attribute.
@@ -74,6 +75,7 @@ MODULE_NAMES = (
     *PADDED_BATCH, *PARALLEL_INTERLEAVE, *PREFETCH, *RANDOM, *REBATCH, *REPEAT, *SHARD, *SHUFFLE,
     *SKIP, *SNAPSHOT, *TAKE, *TENSORS, *ZIP, *_V1_ADAPTER,
     _FUNCTION, _UNARY, _TO_TENSORS, _FROM_TENSORS, _FLATTEN_UP_TO, _CONTEXT,
+    _IS_DETERMINISTIC,
 )  # fmt: skip
 ATTRIBUTES = (
     *(f"_{name}" for name in get_args(Argument)),
@@ -433,6 +435,15 @@ def _eager_mode() -> Any | None:
     except MissingNameError as missing:
         tell_once(missing, "what datasets hold is freed only when the program ends.")
         return None
+
+
+def may_be_deterministic() -> bool:
+    """Whether the user wants deterministic operations, of which the time of day is none."""
+    try:
+        return bool(_found(_IS_DETERMINISTIC)())
+    except MissingNameError as missing:
+        tell_once(missing, "the summary does not tell how long steps wait for their data.")
+        return True
 
 
 # Servers

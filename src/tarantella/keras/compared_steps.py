@@ -65,8 +65,9 @@ class ComparedSteps:
         self._calls += 1
         if is_due(self._calls):
             self._compare(comparison)
-            if steps == 1 and run_report.is_wanted():  # of several, only the last one's is known
-                METER.note_wait(self._taken.arrival() - called)
+            arrival = self._taken.arrival() if run_report.is_wanted() else 0.0
+            if arrival and steps == 1:  # of several, only the last one's is known
+                METER.note_wait(arrival - called)
         return results
 
     def note(self) -> None:

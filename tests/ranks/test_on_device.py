@@ -1,0 +1,85 @@
+"""Micro-batches that are copied to a device before a step, here to the CPU as if it were a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import (
+    CLASSIFICATION,
+    assert_close,
+    assert_trains_as_in_keras,
+    batches,
+    classification_data,
+    computed_by_master,
+    small_model,
+)
+
+import tarantella as tnt
+from tarantella.data import on_device
+from tarantella.data.on_device import OnDevice
+
+pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("float64")]
+
+
+@pytest.fixture(autouse=True)
+def elements(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each element that a step had was on the device."""
+    found: list[bool] = []
+    micro_batch_of = on_device.micro_batch_of
+
+    def noted(element: Any) -> Any:
+        found.append(isinstance(element, OnDevice))
+        return micro_batch_of(element)
+
+    monkeypatch.setattr(on_device, "device", lambda: "CPU:0")
+    for module in ("keras.compared_steps", "keras.distributed_dataset"):
+        monkeypatch.setattr(f"tarantella.{module}.micro_batch_of", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "execution", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str
+)
+def test_training_and_evaluation(execution: dict[str, Any], elements: list[bool]) -> None:
+    """The last batch has one sample, so that one rank has none."""
+    x, y = classification_data(13)
+    assert_trains_as_in_keras(
+        small_model,
+        lambda: {**CLASSIFICATION, **execution},
+        lambda: {"x": batches(x, y), "validation_data": (x, y)},
+        then=lambda model: model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True),
+    )
+    assert any(elements)
+
+
+def test_predictions(elements: list[bool]) -> None:
+    x, _ = classification_data(13)
+
+    def predicted(wrap: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        return wrap(small_model()).predict(x, batch_size=4, verbose=0)
+
+    assert_close(predicted(tnt.Model), computed_by_master(lambda: predicted(lambda model: model)))
+    assert any(elements)
+
+
+def test_a_custom_loop(elements: list[bool]) -> None:
+    x, y = classification_data(13)
+    dataset = tnt.distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(4))
+    own = [np.asarray(labels) for _, labels in dataset]
+    everyones = tnt.allgather([labels.tolist() for labels in own])
+    assert len(own) == 4
+    assert all(elements)
+    for step in range(3):
+        together = [label for rank in everyones for label in rank[step]]
+        assert sorted(together) == sorted(y[4 * step : 4 * step + 4])
+
+
+def test_strings_stay_in_host_memory(elements: list[bool]) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices([b"a", b"b", b"c"]).batch(2)
+    assert [len(one) for one in tnt.distribute_dataset(dataset)] == [1, 1]
+    assert not any(elements)
