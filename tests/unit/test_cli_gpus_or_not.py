@@ -64,6 +64,16 @@ def test_both_in_one_place_are_an_error(
     assert "exclude each other" in devices(arguments, variables, capfd)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [("--no-gpu --gpu-sums nccl", {}), ("--no-gpu", {"TNT_GPU_SUMS": "nccl"})],
+)
+def test_nccl_without_gpus_is_an_error(
+    arguments: str, variables: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "--gpu-sums nccl needs GPUs" in devices(arguments, variables, capfd)
+
+
 def test_a_variable_asks_for_gpus_as_the_option_does(capfd: pytest.CaptureFixture[str]) -> None:
     told = "node has 2 GPUs for 3 ranks"
     assert devices("-n 3", {"TNT_GPU": "on"}, capfd).startswith("tarantella: TNT_GPU needs a GPU")

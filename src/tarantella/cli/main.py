@@ -297,6 +297,11 @@ def _with_devices(options: Options, settings: Configuration, given: Mapping[str,
         raise InputError(
             f"--gpu and --no-gpu exclude each other, and so do {GPU} and {NO_GPU}: use one of them."
         )
+    # What -x says comes last on the ranks.
+    if decided.no_gpu and NO_GPU not in dict(options.environment) and settings.gpu_sums == "nccl":
+        raise InputError(
+            "--gpu-sums nccl needs GPUs, and --no-gpu leaves them out: use one of them."
+        )
     return replace(options, gpu=decided.gpu, no_gpu=decided.no_gpu)
 
 
