@@ -1,20 +1,17 @@
 """Sums over the ranks in the background, while the rank computes.
 
-Messages are summed in the order in which they are sent, which must be the same on all ranks. MPI
-makes progress only while it is called, so a thread polls it until all messages have arrived.
+Sums begin in the order in which messages are sent, which must be the same on all ranks. MPI makes
+progress only while it is called, so a thread polls it until all sums have arrived.
 
-MPI cannot add numbers of 16 bits and keep their sums in 32. Each rank gets a segment of them from
-all others, adds it up in float32, and sends the sum to all, in 16 bits again. These are messages
-from rank to rank, which use all of a link of 1 Gbit/s; MPICH's `Ialltoallv` and `Iallgatherv` use
-half of it.
+Of each host, one sum crosses the network, however many ranks it has. MPICH's `Iallreduce` does it
+like that; for numbers of 16 bits `allreduce_16_bits` does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import cycle
 from time import monotonic
@@ -24,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tarantella.comm import buffers
+from tarantella.comm.allreduce_16_bits import Exchange, Route, SumOf16Bits
 from tarantella.comm.waiting import count_barrier, pauses
-from tarantella.runtime import times, watch
+from tarantella.runtime import times, watch, world
 from tarantella.runtime.meter import METER
 from tarantella.runtime.timeline import Timeline, now, timeline
 
@@ -42,19 +40,6 @@ _PIECES_IN_FLIGHT = 8
 _TAGS = 32768
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Communication in progress.
-
-    Attributes:
-        requests: MPI's requests.
-        then: What to do when they are done; another exchange may follow.
-    """
-
-    requests: list[Any]
-    then: Callable[[], Exchange | None]
-
-
 class Message:
     """A flat array that is being summed.
 
@@ -67,13 +52,14 @@ class Message:
 
     def __init__(self, source: Array, target: Array, name: str = "") -> None:
         self.is_done = False
+        self.missing = 0  # what has not ended yet, once it is being summed
         self._source = source
         self._target = target
         self._name = name
         self._sent = self._started = now()
 
     def pieces(self, nbytes: int) -> Iterator[tuple[Any, Array]]:
-        """What MPI reads and writes, in pieces of this many bytes."""
+        """What MPI reads and writes, in pieces of this many bytes; at least one."""
         from mpi4py import MPI
 
         step = max(1, nbytes // self._target.itemsize)
@@ -98,10 +84,12 @@ class BackgroundAllreduce:
 
     Args:
         communicator: One that nobody else uses.
+        host_names: The host name of each rank.
     """
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: Any, host_names: Sequence[str]) -> None:
         self._communicator = communicator
+        self._route = Route.of(communicator.Get_rank(), host_names)
         self._tags = cycle(range(0, _TAGS, 2))
         rounds = int(np.ceil(np.log2(communicator.Get_size())))
         self._piece_bytes = min(_PIECE_BYTES * max(rounds, 1), buffers.MESSAGE_BYTES)
@@ -146,19 +134,21 @@ class BackgroundAllreduce:
         from mpi4py import MPI
 
         exchanges = self._exchanges()
-        in_flight: deque[Exchange] = deque()
+        in_flight: list[Exchange] = []
         looks = pauses(times.LONGEST_PAUSE_FOR_GRADIENTS)
         while True:
             while len(in_flight) < _PIECES_IN_FLIGHT and (one := next(exchanges)) is not None:
                 in_flight.append(one)
             if not in_flight:
                 return
-            if not MPI.Request.Testall(in_flight[0].requests):
+            # Not only those of the oldest piece: it may have to wait for a slower rank, which may
+            # itself wait for a later step of another piece. Done requests become null, and false.
+            MPI.Request.Testsome([request for each in in_flight for request in each.requests])
+            if all(any(each.requests) for each in in_flight):
                 next(looks)
                 continue
-            following = in_flight.popleft().then()
-            if following is not None:
-                in_flight.append(following)
+            following = (each if any(each.requests) else each.then() for each in in_flight)
+            in_flight = [each for each in following if each is not None]
 
     def _exchanges(self) -> Iterator[Exchange | None]:
         """Starts one piece after the other; None if there is none to start."""
@@ -167,24 +157,33 @@ class BackgroundAllreduce:
             if message is None:
                 yield None
                 continue
+            pieces = list(message.pieces(self._piece_bytes))
+            message.missing = len(pieces)
             if self._timeline is not None:
-                yield Exchange([self._communicator.Ibarrier()], message.note_start)
-            *pieces, last = message.pieces(self._piece_bytes)
+                message.missing += 1
+                yield Exchange([self._communicator.Ibarrier()], partial(self._begin, message))
             for source, target in pieces:
-                yield self._start(source, target, lambda: None)
-            yield self._start(*last, partial(self._finish, message))
+                yield self._start(source, target, partial(self._finish_piece, message))
 
     def _start(self, source: Any, target: Array, then: Callable[[], None]) -> Exchange:
         """Starts to sum a piece; `then` is called when its sum is there."""
         if target.itemsize != 2 or target.dtype.kind in "iu":
             return Exchange([self._communicator.Iallreduce(source, target)], then)
-        return _exchange_segments(source, target, self._communicator, next(self._tags), then)
+        tag = next(self._tags)
+        return SumOf16Bits(source, target, self._communicator, self._route, tag, then).start()
 
     def _next(self) -> Message | None:
         with self._changed:
             return self._to_send.popleft() if self._to_send else None
 
-    def _finish(self, message: Message) -> None:
+    def _begin(self, message: Message) -> None:
+        message.note_start()
+        self._finish_piece(message)
+
+    def _finish_piece(self, message: Message) -> None:
+        message.missing -= 1
+        if message.missing:
+            return
         if self._timeline is not None:
             message.note_end(self._timeline)
         with self._changed:
@@ -192,43 +191,7 @@ class BackgroundAllreduce:
             self._changed.notify_all()
 
 
-def _exchange_segments(
-    source: Any, target: Array, communicator: Any, tag: int, then: Callable[[], None]
-) -> Exchange:
-    """Starts to sum numbers of 16 bits over the ranks, in float32.
-
-    Args:
-        source: What this rank contributes, or MPI.IN_PLACE for what is in the target.
-        target: Where the sum will be.
-        communicator: One of all ranks.
-        tag: For the segments of all ranks; the next one is for their sums.
-        then: Called when all is done.
-    """
-    from mpi4py import MPI
-
-    rank, size = communicator.Get_rank(), communicator.Get_size()
-    others = [(rank + distance) % size for distance in range(1, size)]
-    # As integers, since MPI does not know all types of 16 bits.
-    sums = np.array_split(target.view(np.uint16), size)
-    own = sums if source is MPI.IN_PLACE else np.array_split(source.view(np.uint16), size)
-    segments = {other: np.empty_like(sums[rank]) for other in others}
-    requests = [communicator.Irecv(segments[other], other, tag) for other in others]
-    requests += [communicator.Isend(own[other], other, tag) for other in others]
-
-    def send_sum() -> Exchange:
-        segments[rank] = own[rank]
-        total = np.zeros(len(own[rank]), np.float32)
-        for other in range(size):  # in an order that does not depend on when they arrive
-            np.add(total, segments[other].view(target.dtype), out=total)
-        sums[rank].view(target.dtype)[:] = total
-        requests = [communicator.Irecv(sums[other], other, tag + 1) for other in others]
-        requests += [communicator.Isend(sums[rank], other, tag + 1) for other in others]
-        return Exchange(requests, then)
-
-    return Exchange(requests, send_sum)
-
-
 @cache
 def background_allreduce(communicator: Any) -> BackgroundAllreduce:
     """The background allreduce on a communicator of `world.communicator`."""
-    return BackgroundAllreduce(communicator)
+    return BackgroundAllreduce(communicator, world.get_host_names())
