@@ -1,4 +1,4 @@
-"""What the benchmarks share: ranks on this machine, a model, and its step times."""
+"""What the benchmarks share: ranks and hosts on this machine, a model, and its step times."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,26 @@ def on_ranks(ranks: int, *options: str) -> list[str]:
     """The start of a command line that runs a script on ranks of this machine, without GPUs."""
     command = Path(sys.executable).parent / "tarantella"
     return [str(command), "-n", str(ranks), "--no-gpu", "--quiet", *options, "--"]
+
+
+@contextmanager
+def simulated_hosts(count: int) -> Iterator[tuple[Any, Path]]:
+    """Hosts that are network namespaces on this machine, and the path of their hostfile."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests/cluster"))
+    from testbed import Testbed, what_is_missing
+
+    if missing := what_is_missing():
+        raise Failed(missing)
+    with tempfile.TemporaryDirectory() as folder, Testbed(count, shared=[Path(folder)]) as hosts:
+        hostfile = Path(folder) / "hosts"
+        hostfile.write_text("".join(f"{node.name}\n" for node in hosts.nodes))
+        yield hosts, hostfile
+
+
+def bytes_sent() -> int:
+    """What the host of this process has sent to networks so far."""
+    files = Path("/sys/class/net").glob("eth*/statistics/tx_bytes")
+    return sum(int(file.read_text()) for file in files)
 
 
 def tarantella_on_ranks() -> Any:

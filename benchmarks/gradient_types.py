@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import models
-from common import compiled, is_rank, step_times, tarantella_on_ranks
+from common import bytes_sent, compiled, is_rank, step_times, tarantella_on_ranks
 from overlap import hosts_on_slow_link, run_on_hosts
 
 TYPES = ("float32", "bfloat16", "float16")
@@ -91,11 +90,6 @@ def measured(name: str, options: argparse.Namespace, tnt: Any) -> dict[str, Any]
     return {
         each: {"seconds": statistics.median(seconds[each]), "bytes": sent[each]} for each in TYPES
     }
-
-
-def bytes_sent() -> int:
-    files = Path("/sys/class/net").glob("eth*/statistics/tx_bytes")
-    return sum(int(file.read_text()) for file in files)
 
 
 def trained(gradient_type: str, seed: int, tnt: Any) -> tuple[float, float]:

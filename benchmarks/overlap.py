@@ -17,7 +17,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import models
-from common import RANKS, Failed, compiled, is_rank, step_times, tarantella_on_ranks
+from common import (
+    RANKS,
+    Failed,
+    compiled,
+    is_rank,
+    simulated_hosts,
+    step_times,
+    tarantella_on_ranks,
+)
 
 RESULTS = Path(__file__).with_name("results")
 TARGET = 0.87  # the limit over a step
@@ -55,20 +62,13 @@ def main() -> None:
 @contextmanager
 def hosts_on_slow_link(gbit: float) -> Iterator[tuple[Any, Path]]:
     """Two hosts with a link of this speed, and the path of their hostfile."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests/cluster"))
-    from testbed import Testbed, what_is_missing
-
-    if missing := what_is_missing():
-        raise Failed(missing)
-    with tempfile.TemporaryDirectory() as folder, Testbed(RANKS, shared=[Path(folder)]) as hosts:
+    with simulated_hosts(RANKS) as (hosts, hostfile):
         for node in hosts.nodes:
             for interface in ("eth0", "eth1"):
                 node.run(
                     *("tc", "qdisc", "add", "dev", interface, "root", "tbf"),
                     *("rate", f"{gbit}gbit", "burst", "256kb", "latency", "50ms"),
                 )
-        hostfile = Path(folder) / "hosts"
-        hostfile.write_text("".join(f"{node.name}\n" for node in hosts.nodes))
         yield hosts, hostfile
 
 
@@ -88,7 +88,10 @@ def measure_on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run_on_hosts(hosts: Any, hostfile: Path, options: list[str], program: list[str]) -> Any:
-    """Runs a program with one rank on each host; returns the JSON in the last line it prints."""
+    """Runs a program on the hosts, with one rank on each if the options do not say otherwise.
+
+    Returns the JSON in the last line that it prints.
+    """
     command = [str(Path(sys.executable).parent / "tarantella"), "--hostfile", str(hostfile)]
     command += ["--no-gpu", "--quiet", "-x", "TNT_THREADS=1", *options, "--", *program]
     run = hosts["node1"].run(*command, check=False, timeout=900)

@@ -17,9 +17,19 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    bench, gpu, legacy, models, mps, report, step_time, turns = (
+    bench, gpu, legacy, models, mps, report, step_time, turns, wire = (
         importlib.import_module(name)
-        for name in ("bench", "gpu", "legacy", "models", "mps", "report", "step_time", "turns")
+        for name in (
+            "bench",
+            "gpu",
+            "legacy",
+            "models",
+            "mps",
+            "report",
+            "step_time",
+            "turns",
+            "wire",
+        )
     )
 
 Figure = report.Figure
@@ -106,6 +116,16 @@ def test_figures_are_read_from_what_the_input_benchmark_prints() -> None:
     assert (ranks.median, ranks.verdict) == (1.79, "MISSED")
     assert (halves.median, halves.verdict) == (pytest.approx(0.041), "")
     assert (arrays.low_and_high, arrays.verdict) == (pytest.approx((-0.005, 0.025)), "met")
+
+
+def test_the_host_that_sends_most_bytes_is_compared_with_the_least_possible() -> None:
+    sent = {"float32": [6_000_000, 12_000_000], "bfloat16": [3_000_000, 6_000_000]}
+    assert wire.rows(4, 2, 1_000_000, sent) == [
+        "| 4 | 2 | `float32` | 12.0 MB | 2.00 | 1.00 |",
+        "| 4 | 2 | `bfloat16` | 6.0 MB | 2.00 | 0.50 |",
+    ]
+    (row,) = wire.rows(2, 8, 1_000_000, {"float16": [2_000_000, 2_100_000]})
+    assert row == "| 2 | 8 | `float16` | 2.1 MB | 1.05 |  |"
 
 
 def test_an_environment_that_cannot_be_made_is_explained(
