@@ -1,4 +1,4 @@
-"""Allreduce of two ranks in a TensorFlow graph, compared with MPI's own on the same kind of memory.
+"""Allreduce of ranks of one host in a TensorFlow graph, compared with MPI's own.
 
 A graph has several allreduces one after the other, and the time of calling a graph without any is
 subtracted: the comparison is about an allreduce, not about a call from Python. MPI's own is one
@@ -7,6 +7,7 @@ buffer in place, again and again, which stays in the caches. All take turns in e
 figure is the median of its calls, on the slower rank.
 
     python benchmarks/allreduce.py                  # 1 kB to 256 MB
+    python benchmarks/allreduce.py --ranks 2 4 8 16
     python benchmarks/allreduce.py --quick          # checks only that it runs
 """
 
@@ -39,29 +40,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round, up to 64 kB")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[RANKS])
     options = parser.parse_args()
     if is_rank():
         rank_main(options.rounds, options.quick)
-    else:
-        print(report.table(measured(options.rounds, options.quick)))
+        return
+    for ranks in options.ranks:
+        print(report.table(measured(options.rounds, options.quick, ranks)), flush=True)
 
 
-def measured(rounds: int, quick: bool) -> list[Figure]:
+def measured(rounds: int, quick: bool, ranks: int = RANKS) -> list[Figure]:
     """Measures on fresh ranks."""
-    print("allreduce ...", file=sys.stderr, flush=True)
+    part = "allreduce" if ranks == RANKS else f"allreduce, {ranks} ranks"
+    print(f"{part} ...", file=sys.stderr, flush=True)
     arguments = ["--rounds", str(rounds), *(["--quick"] if quick else [])]
-    command = [*on_ranks(RANKS, "-x", "TNT_THREADS=1"), __file__, *arguments]
+    command = [*on_ranks(ranks, "-x", "TNT_THREADS=1"), __file__, *arguments]
     sizes: dict[str, list[Times]] = last_line(command)
-    figures = [figure for size, times in sizes.items() for figure in figures_of(int(size), times)]
+    figures = [one for size, times in sizes.items() for one in figures_of(part, int(size), times)]
     calls = [1e6 * one["call"] for times in sizes.values() for one in times]
-    return [*figures, Figure("allreduce", "0 kB", "call of a graph without one", calls, "us")]
+    return [*figures, Figure(part, "0 kB", "call of a graph without one", calls, "us")]
 
 
-def figures_of(size: int, rounds: Sequence[Times]) -> list[Figure]:
+def figures_of(part: str, size: int, rounds: Sequence[Times]) -> list[Figure]:
     subject = f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} kB"
 
     def figure(what: str, values: list[float], unit: str = "", **more: Any) -> Figure:
-        return Figure("allreduce", subject, what, values, unit, **more)
+        return Figure(part, subject, what, values, unit, **more)
 
     extra = [1e6 * (one["graph"] - one["mpi"]) for one in rounds]
     return [

@@ -17,6 +17,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def of_steps(options: Namespace) -> list[Figure]:
     )
 
 
+def of_many_ranks(options: Namespace) -> list[Figure]:
+    plan = step_time.Plan(
+        step_time.OF_MANY_RANKS, ("limit", "tarantella"), options.rounds, options.quick
+    )
+    cores = len(os.sched_getaffinity(0))
+    numbers = [ranks for ranks in step_time.MANY_RANKS if ranks <= cores]
+    return [figure for n in numbers for figure in step_time.measured(replace(plan, ranks=n))]
+
+
 def of_step_cost(options: Namespace) -> list[Figure]:
     return step_cost.measured(options.rounds, options.quick)
 
@@ -137,6 +147,7 @@ def of_gpus(options: Namespace) -> list[Figure]:
 
 PARTS: dict[str, Callable[[Namespace], list[Figure]]] = {
     "step": of_steps,
+    "ranks": of_many_ranks,
     "cost": of_step_cost,
     "allreduce": of_allreduce,
     "startup": of_startup,

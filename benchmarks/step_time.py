@@ -1,12 +1,14 @@
-"""Step times of training on two ranks, and of other ways to train on the same two cores.
+"""Step times of training on two ranks or more, and of other ways to train on the same cores.
 
 keras:      plain Keras in one process, with all cores and the whole batch.
-limit:      two processes with one compute thread and half of the batch each, which never
-            communicate. Two ranks cannot be faster.
-tarantella: two ranks with one compute thread each, and a tnt.Model on the whole batch. These
-            are the same two processes.
+limit:      as many processes as ranks, with one compute thread and a micro-batch each, which never
+            communicate. Ranks cannot be faster.
+tarantella: ranks with one compute thread each, and a tnt.Model on the whole batch. These are the
+            same processes.
 mirrored:   two workers of tf.distribute.MultiWorkerMirroredStrategy on legacy Keras, with one
             compute thread and a core each, in a separate environment (legacy.py).
+
+A micro-batch is the same for any number of ranks, so the batch grows with it (weak scaling).
 
 All processes live as long as the benchmark, and the candidates take turns in each round. A
 round's figure is the median of its steps, on the slower process; ratios are taken within a
@@ -14,6 +16,7 @@ round, and the result is the median of the rounds.
 
     python benchmarks/step_time.py                  # all models and candidates
     python benchmarks/step_time.py --models lenet5 --candidates limit tarantella --rounds 9
+    python benchmarks/step_time.py --ranks 8 16 --candidates limit tarantella
     python benchmarks/step_time.py --quick          # checks only that it runs
 """
 
@@ -26,7 +29,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report
@@ -48,6 +51,9 @@ TARGETS = {
     "mlp": {"mirrored": 2.0},
     "embedding": {"mirrored": 2.0},
 }
+# Tarantella's speed over the limit, by the number of ranks, for the models of `OF_MANY_RANKS`.
+MANY_RANKS = {4: None, 8: 0.92, 16: 0.90}
+OF_MANY_RANKS = ("lenet5", "resnet50")
 
 Round = dict[str, list[float]]  # candidate: the times of its steps, on the slower process
 
@@ -60,16 +66,21 @@ class Plan:
     candidates: Sequence[str] = tuple(CANDIDATES)
     rounds: int = 5
     quick: bool = False
-    fusion_threshold: int | None = None
+    fusion_threshold: str | None = None
+    ranks: int = RANKS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=Plan.rounds)
     parser.add_argument("--quick", action="store_true", help="one round of a few steps")
-    parser.add_argument("--fusion-threshold", type=int, metavar="KB")
+    parser.add_argument("--fusion-threshold", metavar="KB")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[RANKS])
     add_options(parser)
-    print(report.table(measured(Plan(**vars(parser.parse_args())))))
+    options = parser.parse_args()
+    plan = Plan(**vars(options))
+    figures = [one for ranks in options.ranks for one in measured(replace(plan, ranks=ranks))]
+    print(report.table(figures))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,9 +96,9 @@ def measured(plan: Plan) -> list[Figure]:
         crew = stack.enter_context(Crew())
         candidates, problem = _start(crew, plan)
         for model in plan.models:
-            print(f"step times of {model} ...", file=sys.stderr, flush=True)
+            print(f"{_part(plan.ranks)} of {model} ...", file=sys.stderr, flush=True)
             rounds = list(_rounds(crew, model, candidates, plan))
-            figures += figures_of(model, rounds, plan.candidates, problem)
+            figures += figures_of(model, rounds, plan.candidates, problem, plan.ranks)
     return figures
 
 
@@ -96,7 +107,9 @@ def _start(crew: Crew, plan: Plan) -> tuple[list[str], str]:
     kinds = {CANDIDATES[candidate] for candidate in plan.candidates}
     problem = ""
     worker = [sys.executable, WORKER]
-    if "mirrored" in kinds:
+    if "mirrored" in kinds and plan.ranks != RANKS:
+        problem = f"it is measured with {RANKS} workers only"
+    elif "mirrored" in kinds:
         try:
             commands = _mirrored_workers(legacy_python(), crew.address)
             crew.start("mirrored", commands, RANKS)
@@ -106,9 +119,10 @@ def _start(crew: Crew, plan: Plan) -> tuple[list[str], str]:
         crew.start("plain", [Command([*worker, "plain", crew.address], ON_THE_CPU)], 1)
     if "ranks" in kinds:
         fusion = plan.fusion_threshold
-        options = [] if fusion is None else ["--fusion-threshold", str(fusion)]
-        ranks = on_ranks(RANKS, *options, "-x", "TNT_THREADS=1")
-        crew.start("ranks", [Command([*ranks, WORKER, "ranks", crew.address], ON_THE_CPU)], RANKS)
+        options = [] if fusion is None else ["--fusion-threshold", fusion]
+        ranks = on_ranks(plan.ranks, *options, "-x", "TNT_THREADS=1")
+        command = Command([*ranks, WORKER, "ranks", crew.address], ON_THE_CPU)
+        crew.start("ranks", [command], plan.ranks)
     there = [c for c in plan.candidates if not (problem and CANDIDATES[c] == "mirrored")]
     return there, problem
 
@@ -144,7 +158,7 @@ def _rounds(crew: Crew, model: str, candidates: Sequence[str], plan: Plan) -> It
     warm_up, steps = QUICK if plan.quick else (case.warm_up, case.steps)
     kinds = list(dict.fromkeys(CANDIDATES[candidate] for candidate in candidates))
     for kind in kinds:
-        crew.ask(kind, "build", model=model)
+        crew.ask(kind, "build", model=model, ranks=plan.ranks)
     for candidate in candidates:  # traces the step
         crew.ask(CANDIDATES[candidate], "measure", candidate=candidate, warm_up=0, steps=1)
     for _ in range(1 if plan.quick else plan.rounds):
@@ -166,7 +180,11 @@ def _rounds(crew: Crew, model: str, candidates: Sequence[str], plan: Plan) -> It
 
 
 def figures_of(
-    model: str, rounds: Sequence[Round], candidates: Sequence[str], problem: str = ""
+    model: str,
+    rounds: Sequence[Round],
+    candidates: Sequence[str],
+    problem: str = "",
+    ranks: int = RANKS,
 ) -> list[Figure]:
     """Step times, their ratios to the limit, and Tarantella's other ratios."""
 
@@ -177,8 +195,9 @@ def figures_of(
             if one in times and other in times
         ]
         why = "" if speeds else problem
-        return Figure("step", model, one, speeds, over=other, at_least=at_least, problem=why)
+        return Figure(part, model, one, speeds, over=other, at_least=at_least, problem=why)
 
+    part = _part(ranks)
     figures = []
     for candidate in candidates:
         steps = sorted(1e3 * time for times in rounds for time in times.get(candidate, ()))
@@ -187,8 +206,8 @@ def figures_of(
         ]
         spread = (steps[len(steps) // 10], steps[-1 - len(steps) // 10]) if steps else None
         why = "" if steps else problem
-        figures.append(Figure("step", model, candidate, medians, "ms", spread=spread, problem=why))
-    targets = TARGETS[model]
+        figures.append(Figure(part, model, candidate, medians, "ms", spread=spread, problem=why))
+    targets = _targets(model, ranks)
     if "limit" in candidates:
         for candidate in (c for c in candidates if c != "limit"):
             asked = targets.get("limit") if candidate == "tarantella" else None
@@ -197,6 +216,16 @@ def figures_of(
         for other in (c for c in candidates if c in ("keras", "mirrored")):
             figures.append(ratio("tarantella", other, targets.get(other)))
     return figures
+
+
+def _part(ranks: int) -> str:
+    return "step" if ranks == RANKS else f"step, {ranks} ranks"
+
+
+def _targets(model: str, ranks: int) -> dict[str, float | None]:
+    if ranks == RANKS:
+        return dict(TARGETS[model])
+    return {"limit": MANY_RANKS.get(ranks)} if model in OF_MANY_RANKS else {}
 
 
 if __name__ == "__main__":

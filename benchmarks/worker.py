@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common import RANKS, all_step_times, compiled, step_times
@@ -42,17 +42,19 @@ class Plain:
         self._case = CASES["lenet5"]
         self._trainings: dict[str, Training] = {}
 
-    def build(self, model: str, size: str = "cpu", precision: str = "") -> None:
+    def build(self, model: str, size: str = "cpu", precision: str = "", ranks: int = RANKS) -> None:
         """Builds a model.
 
         Args:
             model: Its name.
             size: A key of `SIZES`.
             precision: A dtype policy of Keras 3, if not the usual one.
+            ranks: The number of ranks; the batch grows with it.
         """
         if precision:
             self.keras.config.set_dtype_policy(precision)
-        self._case = SIZES[size][model]
+        case = SIZES[size][model]
+        self._case = replace(case, batch=case.batch // RANKS * ranks)
         self._trainings = self.trainings(self._case)
 
     def first_step(self, candidate: str) -> float:

@@ -53,7 +53,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(TRAINING.replace("{misbehavior}", misbehavior))
-    command = [sys.executable, "-m", "tarantella.cli", "-n", "2", "--no-gpu", *options]
+    command = [sys.executable, "-m", "tarantella.cli", "-n", "2", *options]
+    if sums == "ring":
+        command.append("--no-gpu")
     return subprocess.run(
         [*command, "--", str(script)],
         env={**os.environ, "TNT_GPU_SUMS": sums},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import h5py
@@ -112,6 +113,7 @@ __all__ = [
     "mask_epsilon",
     "may_overwrite",
     "merged_sample_weight",
+    "only_keras_sees_updates",
     "python_logs",
     "reduction_axes",
     "restore_optimizer",
@@ -257,8 +259,29 @@ def has_training_state(model: keras.Model) -> bool:
     return all(part.built for part in parts if part is not None)
 
 
-def is_of_keras(cls: type) -> bool:
-    """Whether Keras itself defines a class."""
+def only_keras_sees_updates(model: keras.Model) -> bool:
+    """Whether nothing of the user's runs in a step of Keras after the update of the weights.
+
+    That may be an optimizer, or the metrics that the model is compiled with.
+    """
+    compiled = model._compile_metrics
+    return _name_is_of_keras(type(model.optimizer), "apply_gradients") and all(
+        map(_is_metric_of_keras, [] if compiled is None else compiled.metrics)
+    )
+
+
+def _name_is_of_keras(cls: type, name: str) -> bool:
+    return all(is_of_keras(base) for base in cls.__mro__ if name in vars(base))
+
+
+def _is_metric_of_keras(metric: keras.metrics.Metric) -> bool:
+    function = getattr(metric, "_fn", None)
+    is_function_of_keras = isinstance(function, FunctionType) and is_of_keras(function)
+    return is_of_keras(type(metric)) and (function is None or is_function_of_keras)
+
+
+def is_of_keras(cls: Any) -> bool:
+    """Whether Keras itself defines a class or function."""
     return cls.__module__.startswith("keras.src.")
 
 

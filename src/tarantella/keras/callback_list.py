@@ -10,13 +10,15 @@ alike. What a callback may do on one rank alone is synchronized at the end of an
 
 At epochs, this costs nothing measurable. At batches, the ranks wait for each other only if one of
 them has a callback that might change the model there. Otherwise a request to stop, from a signal
-handler for example, reaches the other ranks one step later, and no rank waits.
+handler for example, reaches the other ranks one step later, or several short ones, and no rank
+waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import keras
@@ -32,8 +34,11 @@ from tarantella.keras import master_weights
 from tarantella.keras.callback_agreement import CommonCallbacks
 from tarantella.keras.callback_rules import gets_plain_model
 from tarantella.keras.tracker_fit import AppendableCallbacks
-from tarantella.runtime import messages, watch, world
+from tarantella.runtime import messages, times, watch, world
 from tarantella.runtime.meter import METER
+
+# However short steps are: a step may suddenly take longer.
+_MOST_STEPS_BETWEEN_REQUESTS = 16
 
 
 class WithOwnLogs:
@@ -94,6 +99,8 @@ class RankCallbacks(AppendableCallbacks):
         self._communicator = world.communicator("callbacks")
         self._learning_rates = master_weights.learning_rates(model)
         self._pending: tuple[Any, Any, Any] | None = None
+        self._steps_to_skip = 0
+        self._exchanged, self._steps_since = monotonic(), 1
         self._shared_error: Exception | None = None
         self._trains = False
         self._own_training_logs: dict[str, Any] | None = None
@@ -276,26 +283,53 @@ class RankCallbacks(AppendableCallbacks):
     # Requests to stop that do not come from a callback
 
     def _exchange_requests(self) -> None:
-        """Sends this rank's requests, and receives those that all ranks sent one step before.
+        """Sends this rank's requests, and receives those that all ranks sent the time before.
 
-        By now these have arrived, so no rank waits.
+        By now these have arrived, so no rank waits. All ranks skip as many steps.
         """
+        self._steps_to_skip -= 1
+        if self._steps_to_skip >= 0:
+            return
         requests = self.model._tnt_stop_requests
+        steps = 1
         if self._pending is not None:
             request, _, sent = self._pending
             wait(request, "callbacks")
-            requests.decide([wanted > 0 for wanted in sent])
-        own = np.array(requests.wanted, np.int32)
+            *wanted, step_time = sent.tolist()
+            requests.decide([each > 0 for each in wanted])
+            steps = _steps_between_requests(step_time)
+        self._steps_to_skip = steps - 1
+        now = monotonic()
+        step_time = (now - self._exchanged) / self._steps_since
+        self._exchanged, self._steps_since = now, steps
+        own = np.array([*requests.wanted, step_time], np.float64)
         sent = np.empty_like(own)
-        self._pending = self._communicator.Iallreduce(own, sent), own, sent
+        self._pending = self._communicator.Iallreduce(own, sent, _largest()), own, sent
 
     def _drop_pending_requests(self) -> None:
         if self._pending is not None:
             wait(self._pending[0], "callbacks")
             self._pending = None
+        self._steps_to_skip = 0
+
+
+def _steps_between_requests(step_time: float) -> int:
+    """How many steps the ranks take until they exchange requests again.
+
+    Args:
+        step_time: How long a step took on the slowest rank; the same number on all ranks.
+    """
+    shortest = times.TIME_BETWEEN_REQUESTS / _MOST_STEPS_BETWEEN_REQUESTS
+    return max(int(times.TIME_BETWEEN_REQUESTS / max(step_time, shortest)), 1)
 
 
 def _in_place() -> Any:
     from mpi4py import MPI
 
     return MPI.IN_PLACE
+
+
+def _largest() -> Any:
+    from mpi4py import MPI
+
+    return MPI.MAX

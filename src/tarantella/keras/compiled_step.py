@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch, most_samples
-from tarantella.graph.compiling import compilable, compiling
-from tarantella.graph.engine import channel, device_hint, note_compiled_sum, sum_in_compiled
-from tarantella.keras import gradients, metrics
-from tarantella.keras.contributions import Contributions
+from tarantella.graph.compiling import compilable, compiling, refuse
+from tarantella.graph.engine import device_hint, note_compiled_sum, sum_in_compiled
+from tarantella.keras import metrics
+from tarantella.keras.contributions import PackedContributions, summed
 from tarantella.keras.step import DeferredStep
 from tarantella.keras.step_share import StepShare
 from tarantella.runtime import world
@@ -73,7 +72,7 @@ def take(
         numbers = tf.stack([data.count, data.total])
         most = most_samples(data, world.get_size())
     steps: list[DeferredStep] = []
-    traced: list[Contributions] = []
+    traced: list[PackedContributions] = []
 
     @tf.function(jit_compile=True, autograph=False)
     def compute(numbers: tf.Tensor, samples: Any, most: tf.Tensor | None) -> Any:
@@ -82,13 +81,17 @@ def take(
         steps.append(step)
         with compilable(), step.running():
             train_step(samples)
+            if not step.has_update:
+                refuse("a step without an update")
+            if step.reads_updated_variables():
+                refuse("something that depends on the updated variables")
         read = metrics.state_of(model.metrics) if results else []
-        traced.append(Contributions(step, read, samples, most))
+        traced.append(PackedContributions(step, read, samples, most))
         return traced[-1].packed(most)
 
     @tf.function(jit_compile=True, autograph=False)
     def update(sums: list[Any], numbers: tf.Tensor, most: tf.Tensor | None) -> Any:
-        of_metrics = traced[-1].apply(sums, numbers[1], most)
+        of_metrics = traced[-1].apply_packed(sums, numbers[1], most)
         if results is None:
             return None
         return metrics.results_of_sums(results, traced[-1].metric_state, of_metrics)
@@ -113,25 +116,5 @@ def take(
         return CompiledStep(traced[-1].step, whole(*arguments))
     with compiling():
         own = compute(*arguments)
-    sums = _sums(own, traced[-1].exact, model._tnt_gradient_type)
+    sums = summed(own, traced[-1].exact, model._tnt_gradient_type)
     return CompiledStep(traced[-1].step, update(sums, numbers, most))
-
-
-def _sums(own: list[Any], exact: set[int], gradient_type: str) -> list[Any]:
-    """The sums of packed contributions over the ranks.
-
-    Args:
-        own: The contributions of this rank.
-        exact: The positions of those that are not gradients, which are never rounded.
-        gradient_type: The type in which gradients cross the network.
-    """
-    if device_hint() or gradient_type == "float32":
-        return gradients.sum_over_ranks(own, channel("gradients"))
-    of_gradients = [None if i in exact else one for i, one in enumerate(own)]
-    sums = gradients.sum_over_ranks(of_gradients, channel("gradients", gradient_type))
-    positions = sorted(exact)
-    everything = np.iinfo(np.int64).max
-    others = channel("gradients").allreduce([own[i] for i in positions], everything)
-    for i, total in zip(positions, others, strict=True):
-        sums[i] = total
-    return sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -20,6 +20,7 @@ from tarantella.keras import (
     hooks,
     master_weights,
     normalization,
+    one_sum_step,
     prediction,
 )
 from tarantella.keras.advice import Advice
@@ -96,17 +97,28 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             self._advise_on_statistics(compiled.step)
             # Keras's own step returns the results of metrics.
             return self._own_logs() if compiled.results is None else compiled.results
-        step = Step(self, data, global_results=self._needs_batch_logs("train"))
-        if compiled is not None:
-            step.layer_state.note_written(compiled.written)
+        written = [] if compiled is None else compiled.written
         with (
             self._tnt_new_variables.shared(self),
             self._compiled_calls(self._can_be_compiled(), for_gradients=True),
-            step.running(),
         ):
-            logs = step.metrics.global_logs(step_on(data.data))
+            step, logs = self._step(data, step_on, written)
         self._advise_on_statistics(step)
         return logs
+
+    def _step(
+        self, data: MicroBatch, step_on: Callable[[Any], Any], written: Sequence[Any]
+    ) -> tuple[Step, Any]:
+        """Takes a step, and returns it with its logs."""
+        needs_logs = self._needs_batch_logs("train")
+        if not self._overrides_step_methods and one_sum_step.is_possible(self):
+            results = self._own_logs if needs_logs else None
+            own, logs = one_sum_step.take(self, data, step_on, results, written)
+            return own, self._own_logs() if logs is None else logs
+        step = Step(self, data, global_results=needs_logs)
+        step.layer_state.note_written(written)
+        with step.running():
+            return step, step.metrics.global_logs(step_on(data.data))
 
     def _compiled_step(
         self, data: MicroBatch, step_on: Callable[[Any], Any]

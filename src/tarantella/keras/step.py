@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
-from tarantella.graph.compiling import refuse
+from tarantella.graph.compiling import is_compiling, refuse
 from tarantella.graph.engine import channel, device_hint
 from tarantella.internals import keras as internals
 from tarantella.keras import gradients, hooks, step_share
@@ -133,43 +133,38 @@ class Step:
 class DeferredStep(Step):
     """A step that leaves it to others to sum over the ranks, and to update variables after that.
 
-    So it can be compiled by XLA. Nothing in the step may depend on the updated variables.
+    So everything can be summed together. Nothing in the step may depend on the updated variables.
+
+    Attributes:
+        has_update: Whether there is an update.
+        forward_was_noted: Whether a timeline has the forward pass already.
     """
 
     def __init__(self, model: Any, micro_batch: MicroBatch) -> None:
         super().__init__(model, micro_batch, global_results=False)
+        self.forward_was_noted = False
         self._deferred: tuple[Handler, Any, list[Any], Any] | None = None
         self._before_update = 0  # operations in the graph
 
-    def gradients(self) -> list[Any]:
-        """What this rank adds to the gradients."""
-        if self._deferred is None:
-            refuse("a step without an update")
-        return self._deferred[2]
+    @property
+    def has_update(self) -> bool:
+        return self._deferred is not None
+
+    def contributions(self) -> tuple[list[Any], list[tf.Tensor]]:
+        """What this rank adds to the gradients, and to the state of layers."""
+        of_gradients = [] if self._deferred is None else self._deferred[2]
+        return of_gradients, self.layer_state.contributions(self._trained)
 
     def apply(self, grads: list[Any]) -> None:
         """Updates the variables with the sums of the ranks' gradients."""
-        assert self._deferred is not None
-        apply, optimizer, _, trainable_variables = self._deferred
-        self._update(apply, optimizer, grads, trainable_variables)
+        if self._deferred is not None:
+            apply, optimizer, _, trainable_variables = self._deferred
+            self._update(apply, optimizer, grads, trainable_variables)
 
-    def _apply(
-        self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
-    ) -> Any:
-        if self._deferred is not None or not optimizer.built:
-            refuse("a step with several updates, or the first one of an optimizer")
-        grads, variables, _ = self._own_gradients(optimizer, grads, trainable_variables)
-        self._deferred = apply, optimizer, grads, variables
-        self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
-
-    def _end(self) -> None:
-        """The state of layers is combined after the sums."""
-        if self._deferred is not None and self._reads_updated_variables():
-            refuse("something that depends on the updated variables")
-
-    def _reads_updated_variables(self) -> bool:
+    def reads_updated_variables(self) -> bool:
         """Whether the step goes on with variables that the update writes."""
-        assert self._deferred is not None
+        if self._deferred is None:
+            return False
         _, optimizer, _, _ = self._deferred
         graph = tf.compat.v1.get_default_graph()
         updated = [*self._model.trainable_variables, *optimizer.variables]
@@ -180,3 +175,20 @@ class DeferredStep(Step):
             for operation in graph.get_operations()[self._before_update :]
             for argument in operation.inputs
         )
+
+    def _apply(
+        self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
+        if self._deferred is not None or not optimizer.built:
+            if is_compiling():
+                refuse("a step with several updates, or the first one of an optimizer")
+            return super()._apply(apply, optimizer, grads, trainable_variables)
+        grads, variables, self.forward_was_noted = self._own_gradients(
+            optimizer, grads, trainable_variables
+        )
+        self._deferred = apply, optimizer, grads, variables
+        self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
+        return None
+
+    def _end(self) -> None:
+        """The state of layers is combined after the sums."""
