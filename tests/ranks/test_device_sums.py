@@ -99,13 +99,12 @@ class ReadsLogs(keras.callbacks.Callback):
 
 
 @TWO
-@pytest.mark.parametrize(("jit_compile", "sums"), [(False, 2), (True, 1)], ids=["plain", "xla"])
-def test_logs_that_are_read_are_summed_too(
-    jit_compile: bool, sums: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["plain", "xla"])
+def test_logs_that_are_read_are_summed_with_the_gradients(
+    jit_compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled, together with the gradients."""
     graph = graph_of_step(monkeypatch, jit_compile=jit_compile, callbacks=[ReadsLogs()])
-    assert types(graph).count("CollectiveReduceV2") == sums
+    assert types(graph).count("CollectiveReduceV2") == 1
 
 
 x, y = oracle.classification_data()
