@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 from oracle import CLASSIFICATION, assert_trains_as_in_keras, batches, classification_data
 
 import tarantella as tnt
@@ -131,3 +133,81 @@ def test_a_metric_that_sees_the_update_is_asked_after_it(
             lambda: {"x": batches(*classification_data(12)), "callbacks": [ReadsLogs()]},
         )
     assert not taken
+
+
+class TeachesAPartInCall(keras.Model):
+    """Another optimizer trains a layer in the forward pass, which goes on with its new weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.out = layers.Dense(4), layers.Dense(3, activation="softmax")
+        self.part.build((None, 5))
+        self.out.build((None, 4))
+        self.part.trainable = False
+        self.own = keras.optimizers.SGD(0.1)
+        self.own.build(self.part.variables)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            with tf.GradientTape() as tape:
+                values = [variable.value for variable in self.part.variables]
+                tape.watch(values)
+                loss = tf.reduce_mean(tf.square(tf.matmul(x, values[0]) + values[1]))
+            self.own.apply(tape.gradient(loss, values), self.part.variables)
+        return self.out(self.part(x))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_updates_in_a_forward_pass_come_at_their_place(jit_compile: bool) -> None:
+    assert_trains_as_in_keras(
+        TeachesAPartInCall,
+        lambda: {**CLASSIFICATION, "optimizer": "adam", "jit_compile": jit_compile},
+        lambda: {"x": batches(*classification_data())},
+    )
+
+
+def test_an_optimizer_with_a_method_of_its_own_is_left_alone() -> None:
+    def arguments() -> dict[str, Any]:
+        optimizer = keras.optimizers.SGD(0.1)
+        plain = optimizer.apply_gradients
+
+        def apply_and_decay(pairs: Any) -> Any:
+            pairs = list(pairs)
+            result = plain(pairs)
+            for _, variable in pairs:
+                variable.assign(variable * 0.9)
+            return result
+
+        optimizer.apply_gradients = apply_and_decay
+        return {**CLASSIFICATION, "optimizer": optimizer}
+
+    assert_trains_as_in_keras(
+        with_state, arguments, lambda: {"x": batches(*classification_data(12))}, second_fit=True
+    )
+
+
+@pytest.mark.parametrize("kind", ["function", "method"])
+def test_metrics_that_only_look_like_those_of_keras_see_the_update(kind: str) -> None:
+    model = with_state()
+
+    def make_model() -> keras.Model:
+        nonlocal model
+        model = with_state()
+        return model
+
+    def norm() -> Any:
+        return keras.ops.sum(keras.ops.square(model.trainable_weights[0]))
+
+    def arguments() -> dict[str, Any]:
+        @functools.wraps(keras.metrics.sparse_categorical_crossentropy)
+        def penalized(y_true: Any, y_pred: Any) -> Any:
+            return keras.metrics.sparse_categorical_crossentropy(y_true, y_pred) + norm()
+
+        patched = keras.metrics.Mean(name="patched")
+        update = patched.update_state
+        patched.update_state = lambda y_true, y_pred, sample_weight=None: update(norm())
+        return {**CLASSIFICATION, "metrics": [penalized if kind == "function" else patched]}
+
+    assert_trains_as_in_keras(
+        make_model, arguments, lambda: {"x": batches(*classification_data(12))}
+    )

@@ -275,6 +275,28 @@ def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
     assert not _warnings(train, caplog)
 
 
+def test_data_are_compared_after_an_evaluation_within_the_evaluation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, y = classification_data(26)
+    own = x.copy()
+    own[12:] += tnt.get_rank()
+    model = _compiled()
+
+    def evaluate(batch: int, logs: Any) -> None:
+        if batch == 3 and len(calls) == 1:
+            calls.append(batch)
+            model.evaluate(x[:2], y[:2], verbose=0)
+
+    calls = [0]
+    callback = keras.callbacks.LambdaCallback()
+    callback.on_test_batch_end = evaluate
+    dataset = tf.data.Dataset.from_tensor_slices((own, y)).batch(2)
+    text = _warnings(lambda: model.evaluate(dataset, verbose=0, callbacks=[callback]), caplog)
+    assert len(calls) == 2
+    assert "in the evaluation data, batch " in text
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="binds itself to a core")
 def test_a_rank_that_waits_for_another_keeps_preparing_its_data() -> None:
     is_late = tnt.get_rank() == tnt.get_size() - 1

@@ -7,6 +7,7 @@ as they like.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from tarantella.runtime import run_report, world
 from tarantella.runtime.configuration import configuration
 from tarantella.runtime.log import LOGGER
 
-# The ranks compare after 1, 2, 4, ... and each of so many calls, a power of two, and at the end.
+# The ranks compare after 1, 2, 4, 8 and then every 16 calls, a power of two, and at the end.
 _CALLS_BETWEEN = 16
 
 _NOTHING = np.zeros(4, np.int64)
@@ -66,10 +67,10 @@ class SamplesTaken:
                 self._sums = tf.Variable(_NOTHING, trainable=False)
                 self._arrival = tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
-    def restart(self) -> None:
-        """Forgets what was there before."""
+    def restart(self, start: Taken) -> None:
+        """Adds to this from now on, and not to what was there before."""
         self.prepare()
-        self._sums.assign(_NOTHING)
+        self._sums.assign(dataclasses.astuple(start))
 
     def add(self, one: MicroBatch) -> None:
         """Adds the micro-batch of a step."""
@@ -98,11 +99,11 @@ class Comparison:
         purpose: Returns what the data are for, in words for the user.
 
     Attributes:
-        on_next_step: Is called once, with the number of samples of all ranks in the next step.
+        on_step_size: Is called once, with the number of samples that all ranks have in a step.
     """
 
     def __init__(self, purpose: Callable[[], str]) -> None:
-        self.on_next_step: Callable[[int], None] | None = None
+        self.on_step_size: Callable[[int], None] | None = None
         self._purpose = purpose
         self._communicator = world.communicator("data")
         self._has_complained = False
@@ -115,9 +116,9 @@ class Comparison:
         """
         from mpi4py import MPI
 
-        if self.on_next_step is not None and taken.steps:
-            self.on_next_step(taken.total // taken.steps)
-            self.on_next_step = None
+        if self.on_step_size is not None and taken.steps:
+            self.on_step_size(taken.total // taken.steps)
+            self.on_step_size = None
         own = np.array([taken.steps, taken.total, taken.fingerprint], np.int64)
         extremes = np.concatenate([own, ~own])  # the largest, and the complements of the smallest
         barrier(self._communicator)

@@ -94,12 +94,12 @@ class AgreedSteps:
         """Why the ranks could not continue, if they could not."""
         return self._exchange.problem if self._agrees else None
 
-    def on_next_step(self, tell: Callable[[int], None]) -> None:
-        """Calls `tell` once, with the number of samples of all ranks in the next step."""
+    def on_step_size(self, tell: Callable[[int], None]) -> None:
+        """Calls `tell` once, with the number of samples that all ranks have in a step."""
         if self._agrees:
-            self._exchange.on_next_step = tell
+            self._exchange.on_step_size = tell
         elif self.comparison:
-            self.comparison.on_next_step = tell
+            self.comparison.on_step_size = tell
 
     def _agreed(self, micro_batches: tf.data.Dataset) -> tf.data.Dataset:
         before_the_first = tf.constant(_NO_PASS, tf.int64)
@@ -208,7 +208,7 @@ class _Exchange:
 
     def __init__(self, own_data: bool, everyone: bool, purpose: Callable[[], str]) -> None:
         self.problem: Exception | None = None
-        self.on_next_step: Callable[[int], None] | None = None
+        self.on_step_size: Callable[[int], None] | None = None
         self._own_data = own_data
         self._purpose = purpose
         self._communicator = world.communicator("data")
@@ -270,9 +270,9 @@ class _Exchange:
         is_step = agreed[_COUNT] != _ENDED
         if is_step:
             METER.note_samples(int(agreed[_COUNT]))
-        if is_step and self.on_next_step is not None:
-            self.on_next_step(int(agreed[_TOTAL]))
-            self.on_next_step = None
+        if is_step and self.on_step_size is not None:
+            self.on_step_size(int(agreed[_TOTAL]))
+            self.on_step_size = None
         return np.bool_(is_step)
 
     def _compare_fingerprints(self, position: np.ndarray, everyones: dict[int, np.ndarray]) -> None:

@@ -6,6 +6,7 @@ One place, so that a new version of Keras breaks one file and its test
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -260,29 +261,43 @@ def has_training_state(model: keras.Model) -> bool:
 
 
 def only_keras_sees_updates(model: keras.Model) -> bool:
-    """Whether nothing of the user's runs in a step of Keras after the update of the weights.
+    """Whether no code of the user's might look at the weights between their update and the end.
 
-    That may be an optimizer, or the metrics that the model is compiled with.
+    In a step of Keras, that could be what the user has made of the optimizer, or a metric that
+    the model is compiled with.
     """
     compiled = model._compile_metrics
-    return _name_is_of_keras(type(model.optimizer), "apply_gradients") and all(
+    return _method_is_of_keras(model.optimizer, "apply_gradients") and all(
         map(_is_metric_of_keras, [] if compiled is None else compiled.metrics)
     )
 
 
-def _name_is_of_keras(cls: type, name: str) -> bool:
-    return all(is_of_keras(base) for base in cls.__mro__ if name in vars(base))
+def _method_is_of_keras(instance: Any, name: str) -> bool:
+    """Whether a method is Keras's, in the class and all its bases, and not replaced."""
+    bases = type(instance).__mro__
+    is_replaced = name in vars(instance)
+    return not is_replaced and all(is_of_keras(base) for base in bases if name in vars(base))
 
 
 def _is_metric_of_keras(metric: keras.metrics.Metric) -> bool:
     function = getattr(metric, "_fn", None)
-    is_function_of_keras = isinstance(function, FunctionType) and is_of_keras(function)
-    return is_of_keras(type(metric)) and (function is None or is_function_of_keras)
+    return (
+        is_of_keras(type(metric))
+        and all(_method_is_of_keras(metric, name) for name in ("update_state", "result"))
+        and (function is None or _is_function_of_keras(function))
+    )
 
 
-def is_of_keras(cls: Any) -> bool:
-    """Whether Keras itself defines a class or function."""
-    return cls.__module__.startswith("keras.src.")
+def _is_function_of_keras(function: Any) -> bool:
+    """Whether Keras has this very function; one of the user's may go by its name."""
+    if not isinstance(function, FunctionType) or not is_of_keras(function):
+        return False
+    return getattr(sys.modules.get(function.__module__), function.__name__, None) is function
+
+
+def is_of_keras(definition: Any) -> bool:
+    """Whether a class or function says that it is one of Keras."""
+    return definition.__module__.startswith("keras.src.")
 
 
 def keras_mask(tensor: Any) -> Any:

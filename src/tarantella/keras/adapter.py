@@ -190,9 +190,9 @@ class RankDataAdapter(internals.DataAdapter):
         """What compares the ranks' data; None if they agree on each step."""
         return self._steps.comparison
 
-    def on_next_step(self, tell: Callable[[int], None]) -> None:
-        """Calls `tell` once, with the number of samples of all ranks in the next step."""
-        self._steps.on_next_step(tell)
+    def on_step_size(self, tell: Callable[[int], None]) -> None:
+        """Calls `tell` once, with the number of samples that all ranks have in a step."""
+        self._steps.on_step_size(tell)
 
     def restarts_each_epoch(self) -> bool:
         """Whether the data of an epoch depend only on the number of epochs before."""

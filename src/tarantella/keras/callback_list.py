@@ -99,8 +99,8 @@ class RankCallbacks(AppendableCallbacks):
         self._communicator = world.communicator("callbacks")
         self._learning_rates = master_weights.learning_rates(model)
         self._pending: tuple[Any, Any, Any] | None = None
-        self._steps_to_skip = 0
-        self._exchanged, self._steps_since = monotonic(), 1
+        self._steps_between_requests = 1  # the same on all ranks
+        self._last_exchange, self._steps_since = monotonic(), 0
         self._shared_error: Exception | None = None
         self._trains = False
         self._own_training_logs: dict[str, Any] | None = None
@@ -285,23 +285,22 @@ class RankCallbacks(AppendableCallbacks):
     def _exchange_requests(self) -> None:
         """Sends this rank's requests, and receives those that all ranks sent the time before.
 
-        By now these have arrived, so no rank waits. All ranks skip as many steps.
+        By now these have arrived, so no rank waits. All ranks do it after the same steps, as the
+        step time of the slowest one says when.
         """
-        self._steps_to_skip -= 1
-        if self._steps_to_skip >= 0:
+        self._steps_since += 1
+        if self._steps_since < self._steps_between_requests:
             return
         requests = self.model._tnt_stop_requests
-        steps = 1
         if self._pending is not None:
             request, _, sent = self._pending
             wait(request, "callbacks")
             *wanted, step_time = sent.tolist()
             requests.decide([each > 0 for each in wanted])
-            steps = _steps_between_requests(step_time)
-        self._steps_to_skip = steps - 1
+            self._steps_between_requests = _steps_between_requests(step_time)
         now = monotonic()
-        step_time = (now - self._exchanged) / self._steps_since
-        self._exchanged, self._steps_since = now, steps
+        step_time = (now - self._last_exchange) / self._steps_since
+        self._last_exchange, self._steps_since = now, 0
         own = np.array([*requests.wanted, step_time], np.float64)
         sent = np.empty_like(own)
         self._pending = self._communicator.Iallreduce(own, sent, _largest()), own, sent
@@ -310,7 +309,7 @@ class RankCallbacks(AppendableCallbacks):
         if self._pending is not None:
             wait(self._pending[0], "callbacks")
             self._pending = None
-        self._steps_to_skip = 0
+        self._steps_between_requests = 1
 
 
 def _steps_between_requests(step_time: float) -> int:

@@ -33,14 +33,18 @@ class ComparedSteps:
         if comparison is None:
             yield
             return
-        self._taken.restart()
+        # A callback may call the method that calls it.
+        outer = self._comparison, self._noted, self._calls
+        taken_before = self._taken.read()
+        self._taken.restart(Taken())
         self._comparison, self._noted, self._calls = comparison, Taken(), 0
         try:
             yield
             if self._calls and not is_due(self._calls):
                 self._compare(comparison)
         finally:
-            self._comparison = None
+            self._comparison, self._noted, self._calls = outer
+            self._taken.restart(taken_before)
 
     def prepare(self) -> None:
         """Has to come before a function of steps is traced."""

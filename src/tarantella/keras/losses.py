@@ -73,9 +73,13 @@ class Losses:
         """Whether a loss whose gradients are not applied yet was multiplied by the share."""
         return bool(self._scaled_for)
 
+    def is_scaled_for(self, optimizer: Any) -> bool:
+        """Whether the gradients that an optimizer applies next are those of a scaled loss."""
+        return id(optimizer) in self._scaled_for
+
     def take_scaled(self, optimizer: Any) -> bool:
         """Whether the gradients that an optimizer applies now are those of a scaled loss."""
-        is_scaled = id(optimizer) in self._scaled_for
+        is_scaled = self.is_scaled_for(optimizer)
         self._scaled_for.discard(id(optimizer))
         return is_scaled
 

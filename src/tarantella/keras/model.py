@@ -341,7 +341,7 @@ class Model(keras.Model):
             prepare_steps()
             if self._has_steps_of_keras:
                 master_weights.build_training_state(self, adapter.spec)
-        adapter.on_next_step(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
+        adapter.on_step_size(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),
             validation.explaining() if validation else nullcontext(),

@@ -31,7 +31,7 @@ from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.measured import measured_function
 from tarantella.keras.metrics import global_results
-from tarantella.keras.step import Step, current
+from tarantella.keras.step import DeferredStep, Step, current
 from tarantella.keras.stop_requests import StopsOnAllRanks
 from tarantella.runtime import world
 from tarantella.runtime.meter import METER
@@ -171,6 +171,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         if world.get_size() == 1 or internals.in_stateless_scope():
             return super().get_metrics_result()
         compute, step = super().get_metrics_result, current()
+        if isinstance(step, DeferredStep):
+            return {}  # the sums that they are made of come later
         if step is not None:
             return step.metrics.results_of(compute, self.metrics)
         return global_results(compute, self.metrics, channel("metrics"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -130,10 +131,28 @@ class Step:
         return result
 
 
-class DeferredStep(Step):
-    """A step that leaves it to others to sum over the ranks, and to update variables after that.
+@dataclass(frozen=True)
+class Update:
+    """An update of variables that is still to come.
 
-    So everything can be summed together. Nothing in the step may depend on the updated variables.
+    Attributes:
+        apply: Keras's function that takes it.
+        optimizer: The optimizer.
+        gradients: What this rank adds to the gradients.
+        variables: The variables, if they were named.
+    """
+
+    apply: Handler
+    optimizer: Any
+    gradients: list[Any]
+    variables: Any
+
+
+class DeferredStep(Step):
+    """A step of Keras that leaves its sums over the ranks, and the update after them, to others.
+
+    So everything can be summed together. What comes after the update in the step must not depend
+    on it: `one_sum_step` makes sure of that beforehand, `compiled_step` looks at the graph.
 
     Attributes:
         has_update: Whether there is an update.
@@ -143,7 +162,7 @@ class DeferredStep(Step):
     def __init__(self, model: Any, micro_batch: MicroBatch) -> None:
         super().__init__(model, micro_batch, global_results=False)
         self.forward_was_noted = False
-        self._deferred: tuple[Handler, Any, list[Any], Any] | None = None
+        self._deferred: Update | None = None
         self._before_update = 0  # operations in the graph
 
     @property
@@ -152,22 +171,21 @@ class DeferredStep(Step):
 
     def contributions(self) -> tuple[list[Any], list[tf.Tensor]]:
         """What this rank adds to the gradients, and to the state of layers."""
-        of_gradients = [] if self._deferred is None else self._deferred[2]
+        of_gradients = [] if self._deferred is None else self._deferred.gradients
         return of_gradients, self.layer_state.contributions(self._trained)
 
     def apply(self, grads: list[Any]) -> None:
         """Updates the variables with the sums of the ranks' gradients."""
         if self._deferred is not None:
-            apply, optimizer, _, trainable_variables = self._deferred
-            self._update(apply, optimizer, grads, trainable_variables)
+            own = self._deferred
+            self._update(own.apply, own.optimizer, grads, own.variables)
 
     def reads_updated_variables(self) -> bool:
         """Whether the step goes on with variables that the update writes."""
         if self._deferred is None:
             return False
-        _, optimizer, _, _ = self._deferred
         graph = tf.compat.v1.get_default_graph()
-        updated = [*self._model.trainable_variables, *optimizer.variables]
+        updated = [*self._model.trainable_variables, *self._deferred.optimizer.variables]
         handles = {id(internals.tf_variable(variable).handle) for variable in updated}
         names = {inner.name for outer, inner in graph.captures if id(outer) in handles}
         return any(
@@ -179,16 +197,23 @@ class DeferredStep(Step):
     def _apply(
         self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
     ) -> Any:
-        if self._deferred is not None or not optimizer.built:
+        if not self._is_update_of_keras(optimizer):
             if is_compiling():
-                refuse("a step with several updates, or the first one of an optimizer")
+                refuse("an update in the model's own code, or the first one of an optimizer")
             return super()._apply(apply, optimizer, grads, trainable_variables)
         grads, variables, self.forward_was_noted = self._own_gradients(
             optimizer, grads, trainable_variables
         )
-        self._deferred = apply, optimizer, grads, variables
-        self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
+        self._deferred = Update(apply, optimizer, grads, variables)
+        if is_compiling():
+            self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
+
+    def _is_update_of_keras(self, optimizer: Any) -> bool:
+        """Whether this is the update of Keras's step: the user's code may take others before."""
+        is_first = self._deferred is None and optimizer.built
+        is_models = optimizer is self._model.optimizer and self._losses.is_scaled_for(optimizer)
+        return is_first and is_models
 
     def _end(self) -> None:
         """The state of layers is combined after the sums."""
