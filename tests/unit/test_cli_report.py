@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -59,14 +59,24 @@ def started(ranks: int) -> RunRecord:
     return record
 
 
-def measure(record: RunRecord, clock: Clock, spans: int = 40, slow: int | None = None) -> None:
-    """The ranks train; the slow one computes 50 % longer, and the others wait for it."""
+def measure(
+    record: RunRecord,
+    clock: Clock,
+    spans: int = 40,
+    slow: int | None = None,
+    without: Collection[str] = (),
+) -> None:
+    """The ranks train; the slow one computes 50 % longer, and the others wait for it.
+
+    Parts that they are without take no time.
+    """
     ranks = len(record.ranks.hosts)
     for index in range(1, spans + 1):
         clock(SPAN * index)
         for rank in range(ranks):
             own = 3.0 if rank == slow else 2.0
             parts = {INPUT: 0.5, COMPUTE: own, SUMS: 3.5 - own, CALLBACKS: 0.25, EVALUATION: 0.25}
+            parts |= dict.fromkeys(without, 0.0)
             data = {
                 "seconds": SPAN * index,
                 "steps": STEPS * index,
@@ -247,6 +257,14 @@ SMALLEST_TEXT = """
 Math.min(...[...document.querySelectorAll("svg text")].map(each =>
   parseFloat(getComputedStyle(each).fontSize)))
 """
+# For each figure with bars: the colours of the bars, and those of the legend.
+COLOURS_OF_BARS = """
+[...document.querySelectorAll("figure:has(.barlayer .trace)")].map(figure => [
+  [...figure.querySelectorAll(".barlayer .trace")]
+    .map(each => getComputedStyle(each.querySelector("path")).fill),
+  [...figure.querySelectorAll(".legend span")]
+    .map(each => getComputedStyle(each, "::before").backgroundColor)])
+"""
 COLOURS = """
 [getComputedStyle(document.body).backgroundColor,
  getComputedStyle(document.querySelector("svg .xtick text")).fill]
@@ -281,6 +299,24 @@ def test_page_in_a_browser(browser: Chromium, clock: Clock, tmp_path: Path, rank
             assert browser.evaluate(SMALLEST_TEXT) >= 12
             paper, ink = map(brightness, browser.evaluate(COLOURS))
             assert (ink - paper if dark else paper - ink) > 120
+
+
+@pytest.mark.parametrize("without", [(EVALUATION,), (INPUT,), (INPUT, CALLBACKS, EVALUATION)])
+def test_each_part_is_drawn_in_its_colour_of_the_legend(
+    browser: Chromium, clock: Clock, tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    pytest.importorskip("plotly")
+    record = started(2)
+    measure(record, clock, without=without)
+    path = tmp_path / "run.html"
+    ReportFile(str(path), record, pytest.fail).write()
+    browser.open(path, 1280)
+    figures = browser.evaluate(COLOURS_OF_BARS)
+    assert len(figures) == 2
+    for bars, legend in figures:
+        assert len(set(legend)) == len(legend)
+        assert bars == legend
+    assert len(figures[1][1]) == len(PARTS) + 1 - len(without)
 
 
 def brightness(colour: str) -> float:
