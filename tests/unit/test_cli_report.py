@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from chromium import Chromium, find_chromium, run_chromium
 
-from tarantella.cli.main import main
+from tarantella.cli.host import Host
+from tarantella.cli.main import _ranks, main
+from tarantella.cli.options import Options
+from tarantella.cli.plan import make_plan
 from tarantella.cli.report.figures import Figure, course_figures, metric_figures, part_figures
 from tarantella.cli.report.page import page
 from tarantella.cli.report.report_file import ReportFile
@@ -150,6 +153,19 @@ def test_a_part_keeps_its_colour_when_another_is_left_out(clock: Clock) -> None:
     [of_step, _] = part_figures({0: span}, frozenset({INPUT}))
     assert of_step.legend == {"compute": "var(--c1)", "waiting for sums": "var(--c2)"}
     assert of_step.note == "Here, input cannot be told apart from compute."
+
+
+@pytest.mark.parametrize(("ranks", "is_shown"), [(2, True), (5, False)])
+def test_cores_of_a_rank_are_shown_unless_ranks_share_them(
+    clock: Clock, ranks: int, is_shown: bool
+) -> None:
+    options = Options(program=("train.py",), ranks=ranks, no_gpu=True)
+    record = started(ranks)
+    record.begin(_ranks(make_plan(options, [Host("laptop", ((0, 1),))])))
+    measure(record, clock)
+    text = html(record)
+    assert ("CPU, 1 core<" in text) is is_shown
+    assert ("Each rank has 1 core." in text) is is_shown
 
 
 def test_many_ranks_are_a_band_their_median_and_the_slowest(clock: Clock) -> None:

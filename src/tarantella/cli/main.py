@@ -233,7 +233,7 @@ def _ranks(plan: Plan) -> Ranks:
     return Ranks(
         tuple(rank.host for rank in plan.ranks),
         tuple(device_of(rank, hosts[rank.host]) for rank in plan.ranks),
-        tuple(len(rank.cores) for rank in plan.ranks),
+        () if plan.shares_cores else tuple(len(rank.cores) for rank in plan.ranks),
     )
 
 

@@ -126,7 +126,7 @@ class Ranks:
     Attributes:
         hosts: their hosts
         devices: what they compute on: "CPU", or a GPU with its number and name
-        cores: how many cores each has
+        cores: how many cores each has; empty if they share cores
     """
 
     hosts: tuple[str, ...] = ()
