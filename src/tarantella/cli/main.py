@@ -147,7 +147,7 @@ def _run_with_restarts(
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
         record.end(end.message or _stopped(end.status))
-        is_silent = settings.quiet or options.dry_run or stop_signals.received
+        is_silent = settings.quiet or options.dry_run
         if not is_silent and (text := summary(record)):
             console.show(text)
     except BaseException as error:

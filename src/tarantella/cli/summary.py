@@ -24,7 +24,7 @@ Column = tuple[str, Callable[[Span], float], Callable[[float], str]]
 def summary(record: RunRecord) -> str:
     """The summary of a run that has ended; empty if there is nothing to tell.
 
-    A run that has failed gets a short one: what went wrong comes next, and counts more.
+    A run that has failed, or was interrupted, gets a short one: what ended it counts more.
     """
     totals = {rank: record.total(rank) for rank in record.measured_ranks()}
     ranks = {rank: span for rank, span in totals.items() if span is not None}
