@@ -352,23 +352,40 @@ def test_a_report_without_plotly_is_an_error_before_anything_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("train.py", "does not end in .html"),
         ("missing/run.html", "cannot be written (No such file or directory)"),
+        ("train.py/run.html", "cannot be written (Not a directory)"),
+        ("folder.html", "cannot be written (Is a directory)"),
     ],
 )
 def test_a_report_that_cannot_be_written_is_an_error_before_anything_starts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, message: str
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    message: str,
+    dry_run: tuple[str, ...],
 ) -> None:
     pytest.importorskip("plotly")
     script = tmp_path / "train.py"
     script.write_text("print('started')\n")
-    assert main(["-n", "1", "--no-gpu", "--report", str(tmp_path / name), str(script)]) == 2
+    (tmp_path / "folder.html").mkdir()
+    report = ("--report", str(tmp_path / name))
+    assert main(["-n", "1", "--no-gpu", *report, *dry_run, str(script)]) == 2
     assert message in (text := capfd.readouterr()).err
     assert text.out == ""
     assert script.read_text() == "print('started')\n"
+
+
+def test_a_dry_run_writes_no_report(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    (tmp_path / "train.py").touch()
+    report = ("--report", str(tmp_path / "run.html"))
+    assert main(["-n", "1", "--no-gpu", *report, "--dry-run", str(tmp_path / "train.py")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_a_report_that_cannot_be_written_again_is_a_warning_once(

@@ -209,6 +209,8 @@ def _run(
             _warn([warning], settings)
             record.note(WARNING, warning)
     if options.dry_run:
+        if report is not None:
+            report.check()
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)
     if options.output_dir:
