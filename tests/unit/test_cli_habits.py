@@ -9,7 +9,7 @@ import pytest
 
 from tarantella.cli import main as command
 from tarantella.cli.command_line import make_parser, parse
-from tarantella.cli.habits import HABITS
+from tarantella.cli.habits import HABITS, SUBCOMMANDS
 from tarantella.errors import InputError
 
 
@@ -139,6 +139,36 @@ def test_python_in_front_of_the_script() -> None:
     assert told("-n 2 python train.py 3").endswith(
         "leave it out, as the command starts Python: tarantella [options] -- train.py 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("run train.py --a b", "tarantella -- train.py --a b"),
+        ("run -n 2 train.py", "tarantella -n 2 -- train.py"),
+        ("-n 2 launch --no-gpu python train.py", "tarantella -n 2 --no-gpu -- train.py"),
+        ("exec -m pkg.train", "tarantella -m pkg.train"),
+        ("run", "tarantella -- script.py"),
+        ("help", "tarantella --help"),
+        ("help run", "tarantella --help"),
+        ("version", "tarantella --version"),
+    ],
+)
+def test_a_subcommand_of_another_command_is_told_of(typed: str, ours: str) -> None:
+    word = next(each for each in typed.split() if each in SUBCOMMANDS)
+    assert told(typed) == f"tarantella has no subcommands such as {word}: write `{ours}`."
+
+
+def test_options_of_other_launchers_after_a_subcommand_are_translated() -> None:
+    assert told("run -np 2 train.py") == (
+        "-np 2 is not an option of tarantella: write `tarantella -n 2 -- train.py`."
+    )
+
+
+def test_a_script_may_have_the_name_of_a_subcommand(tmp_path: Path) -> None:
+    assert told("-- run x") == "There is no script run: check its path."
+    (tmp_path / "run").touch()
+    assert parse(["run", "x"]).program == ("run", "x")
 
 
 def test_notebook() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import NoReturn
 
 from tarantella.errors import InputError
 
@@ -90,6 +92,12 @@ _HABITS = (
     ),
     Habit(Meaning.NOTHING, ("--standalone", "--oversubscribe", "--allow-run-as-root"), values=0),
 )
+# Words in front of the script that other commands need, and the option of ours that they stand for.
+SUBCOMMANDS = {
+    **dict.fromkeys(("run", "launch", "start", "exec"), ""),
+    "help": "--help",
+    "version": "--version",
+}
 _ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
 HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habit.names}
 
@@ -177,6 +185,24 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
     raise InputError(
         f"{listed} {verb} of tarantella: write `{written([*told, *ours], program)}`{remark}."
     )
+
+
+def is_subcommand(word: str) -> bool:
+    """Whether a word in the place of the script is a subcommand of other commands."""
+    return word in SUBCOMMANDS and not Path(word).exists() and shutil.which(word) is None
+
+
+def refuse_subcommand(word: str, options: Sequence[str], program: Sequence[str]) -> NoReturn:
+    """Raises an InputError with the command line that does without a subcommand.
+
+    Args:
+        word: the subcommand
+        options: the options around it
+        program: the script and its arguments
+    """
+    ours = SUBCOMMANDS[word]
+    line = f"tarantella {ours}" if ours else written(options, program)
+    raise InputError(f"tarantella has no subcommands such as {word}: write `{line}`.")
 
 
 def _is_foreign(words: tuple[str, ...]) -> bool:
