@@ -101,7 +101,12 @@ def _main(arguments: Sequence[str]) -> int:
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
-        record = RunRecord(options.program, tuple(arguments), files=_files(options, settings))
+        record = RunRecord(
+            options.program,
+            tuple(arguments),
+            files=_files(options, settings),
+            function=caller.function_of(options.program),
+        )
         report = None
         if options.report:
             report = ReportFile(options.report, record, lambda text: _warn([text], settings))

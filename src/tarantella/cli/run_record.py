@@ -183,6 +183,7 @@ class RunRecord:
         restarts: how often it was restarted
         failure: why it failed; empty if it did not
         files: the files that it writes, and the option that asks for each
+        function: the name of the function that `tnt.run` runs; empty for a script
     """
 
     script: tuple[str, ...] = ()
@@ -196,6 +197,7 @@ class RunRecord:
     restarts: int = 0
     failure: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    function: str = ""
 
     def __post_init__(self) -> None:
         self._spans: dict[int, Thinned[Span]] = {}

@@ -55,7 +55,8 @@ def page(record: RunRecord, plotly: bytes) -> tuple[bytes, ...]:
 
 
 def _head(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
-    title = f"{Path(record.script[0]).name} on {count(len(record.ranks.hosts), 'rank')}"
+    name = record.function or Path(record.script[0]).name
+    title = f"{name} on {count(len(record.ranks.hosts), 'rank')}"
     state, words = _state(record)
     tiles = "".join(
         f'<div class="tile"><small>{escape(label)}</small><b>{escape(value)}</b></div>'
