@@ -22,7 +22,7 @@ from tarantella.cli.plan import make_plan
 from tarantella.cli.report.figures import Figure, course_figures, metric_figures, part_figures
 from tarantella.cli.report.page import page
 from tarantella.cli.report.report_file import ReportFile
-from tarantella.cli.report.series import course, totals
+from tarantella.cli.report.series import course
 from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.runtime import times
 from tarantella.runtime.announce import EPOCH, MEASURED, Announcement
@@ -106,7 +106,7 @@ def all_figures(record: RunRecord) -> dict[str, Figure]:
     figures = [
         *metric_figures(record.epochs),
         *course_figures(record, course(record)),
-        *part_figures(totals(record), record.unseen),
+        *part_figures(record.totals(), record.unseen),
     ]
     return {figure.title: figure for figure in figures}
 
@@ -149,7 +149,7 @@ def test_numbers_over_time_are_those_that_ranks_measured(clock: Clock) -> None:
 def test_a_part_keeps_its_colour_when_another_is_left_out(clock: Clock) -> None:
     record = started(1)
     measure(record, clock)
-    span = replace(totals(record)[0], parts=dict.fromkeys(PARTS, 0.0) | {COMPUTE: 1.0, SUMS: 1.0})
+    span = replace(record.totals()[0], parts=dict.fromkeys(PARTS, 0.0) | {COMPUTE: 1.0, SUMS: 1.0})
     [of_step, _] = part_figures({0: span}, frozenset({INPUT}))
     assert of_step.legend == {"compute": "var(--c1)", "waiting for sums": "var(--c2)"}
     assert of_step.note == "Here, input cannot be told apart from compute."
@@ -182,8 +182,7 @@ def test_many_ranks_are_a_band_their_median_and_the_slowest(clock: Clock) -> Non
 def test_time_without_training_is_a_gap(clock: Clock) -> None:
     record = started(1)
     measure(record, clock, 10)
-    rank = record.total(0)
-    assert rank is not None
+    rank = record.totals()[0]
     clock(10 * SPAN + 50.0)
     data = {"seconds": 100.0, "steps": rank.steps, "samples": rank.samples, "parts": rank.parts}
     data |= {"memory": rank.memory, "gpu_memory": None, "cpu_seconds": rank.cpu_seconds}

@@ -7,8 +7,9 @@ bounded, however long the run is: where there is too much of one kind, neighbour
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, WARNED, Announcement
@@ -79,6 +80,29 @@ class Span:
     def training_seconds(self) -> float:
         """The seconds spent in `fit`, without evaluation."""
         return sum(self.parts.values()) - self.parts[EVALUATION]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all ranks of a run have trained together.
+
+    Attributes:
+        steps: the steps that they have taken
+        samples: the samples in them; 0 if that is not known
+        seconds: how long they trained
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / max(self.seconds, 1e-9)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -214,9 +238,20 @@ class RunRecord:
         """The ranks that have told what they did; a run may be restarted with fewer."""
         return tuple(sorted(rank for rank in self._spans if rank < len(self.ranks.hosts)))
 
-    def total(self, rank: int) -> Span | None:
-        """What a rank did in all; None if it has told nothing."""
-        return merged(self.spans(rank))
+    def totals(self) -> dict[int, Span]:
+        """What each of these ranks did in all."""
+        return {rank: reduce(Span.followed_by, self.spans(rank)) for rank in self.measured_ranks()}
+
+    def training(self) -> Training | None:
+        """How the ranks have trained; None if they have not."""
+        trained = [total for total in self.totals().values() if total.steps]
+        if not trained:
+            return None
+        return Training(
+            steps=max(each.steps for each in trained),
+            samples=sum(each.samples for each in trained),
+            seconds=max(each.training_seconds for each in trained),
+        )
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
@@ -276,14 +311,6 @@ class RunRecord:
         epoch = Epoch(time.time(), **data)
         self._fits = self._fits_before + epoch.fit
         self._epochs.add(replace(epoch, fit=self._fits))
-
-
-def merged(spans: Iterable[Span]) -> Span | None:
-    """Spans of a rank as one; None if there is none."""
-    total = None
-    for span in spans:
-        total = span if total is None else total.followed_by(span)
-    return total
 
 
 def _most(one: int | None, other: int | None) -> int | None:
