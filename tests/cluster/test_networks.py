@@ -92,10 +92,11 @@ import socket
 import tensorflow as tf
 import tarantella as tnt
 from tarantella.runtime import messages, servers, world
+from tarantella.runtime.interfaces import address_of
 
 tf.ones(1) + 1  # starts the server
 tnt.allreduce(1.0)
-interfaces = {name: servers.address_of(name) for name in ("eth0", "eth1")}
+interfaces = {name: address_of(name) for name in ("eth0", "eth1")}
 everyones = messages.allgather(interfaces, world.communicator("control"))
 other = 1 - tnt.get_rank()
 port = int(servers.addresses()[other].rpartition(":")[2])

@@ -16,14 +16,17 @@ import tensorflow as tf
 
 import tarantella as tnt
 
-FOLDER = Path(__file__).parents[2] / "examples" / "transformer"
+REPOSITORY = Path(__file__).parents[2]
+FOLDER = REPOSITORY / "examples" / "transformer"
 sys.path.insert(0, str(FOLDER))
+sys.path.append(str(REPOSITORY / "tests" / "ranks"))
 import batches  # noqa: E402
 import make_corpus  # noqa: E402
 import scores  # noqa: E402
 import subwords  # noqa: E402
 import train_translation  # noqa: E402
 import transformer  # noqa: E402
+from fixtures import float64  # noqa: E402, F401
 
 README = (FOLDER / "README.md").read_text()
 MAX_LENGTH = 64
@@ -36,16 +39,6 @@ Data = tuple[batches.Text, subwords.Vocabulary]
 def commands() -> list[str]:
     blocks = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    """Computes in float64, where rounding cannot hide a wrong result."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture

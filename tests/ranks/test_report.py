@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -41,6 +42,15 @@ model.compile("sgd", "mse")
 x = np.ones((12, 4), np.float32)
 model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, validation_data=(x, x[:, :1]))
 model.fit(x, x[:, :1], batch_size=4, epochs=3, verbose=0, callbacks=[Fails()])
+"""
+TRAINS = """
+import keras
+import numpy as np
+
+model = tnt.Model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+x = np.ones((12, 4), np.float32)
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
 """
 WAITS = """
 if tnt.is_master_rank():
@@ -87,6 +97,36 @@ def test_report_of_a_run_that_is_restarted_trains_twice_and_fails(tmp_path: Path
     assert re.search(r"Keras 3\.\d+", page)
     assert "--max-restarts 1" in page
     assert not list(tmp_path.glob(".run.html*"))
+
+
+def interrupted(line: list[str], folder: Path) -> str:
+    """What the command shows on standard error if Ctrl+C ends a run that waits."""
+    aloud = {**os.environ, "TNT_QUIET": "false"}
+    process = subprocess.Popen(
+        line, cwd=folder, env=aloud, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=LIMIT)
+        assert process.returncode == 130
+        return shown
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_ctrl_c_shows_a_summary_that_names_the_report(tmp_path: Path) -> None:
+    *_, ended, took, written = interrupted(command(tmp_path, TRAINS + WAITS), tmp_path).splitlines()
+    assert ended == "tarantella: ended by SIGINT; all ranks were ended."
+    assert re.search(r"^tarantella: the run took .* 3 steps in .* samples/s on 2 ranks\.$", took)
+    assert written == "  written: run.html (--report)"
+
+
+def test_quiet_leaves_the_summary_out_after_ctrl_c(tmp_path: Path) -> None:
+    shown = interrupted(command(tmp_path, WAITS, "--quiet"), tmp_path)
+    assert shown == "tarantella: ended by SIGINT; all ranks were ended.\n"
 
 
 def test_report_of_a_run_that_trains_nothing_and_is_interrupted(tmp_path: Path) -> None:

@@ -121,9 +121,29 @@ def test_run_inside_of_a_run_is_refused() -> None:
 
 
 def test_bad_input_of_the_command_is_raised_here(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="--output-dir /dev/null/x cannot be used"):
+    with pytest.raises(InputError, match="^output_dir /dev/null/x cannot be used"):
         run(int, output_dir="/dev/null/x")
     assert capsys.readouterr().err == ""
+
+
+def test_a_warning_of_the_command_has_keywords_for_its_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    tnt.run(int, ranks=1)
+    shown = capsys.readouterr().err
+    assert "Use no_gpu=True to run on the CPU without this warning." in shown
+    assert "Use gpu=True to make this an error." in shown
+
+
+def test_a_report_has_the_name_of_the_function(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+
+    def train_a_little() -> None:
+        pass
+
+    run(train_a_little, ranks=1, report=tmp_path / "run.html")
+    assert "<h1>train_a_little on 1 rank</h1>" in (tmp_path / "run.html").read_text()
 
 
 def wait_until(condition: Callable[[], Any]) -> None:

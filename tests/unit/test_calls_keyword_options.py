@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tarantella as tnt
 from tarantella.calls.keyword_options import arguments_for
 from tarantella.cli.command_line import parse
+from tarantella.cli.keywords import in_keywords
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
 from tarantella.runtime.settings import settings_of
@@ -56,8 +58,11 @@ def test_every_option_of_the_table_has_a_keyword_or_is_refused_with_a_reason() -
         ({"dry_run": True}, "dry_run is an option of the command only"),
         ({"no_gpu": "yes"}, "no_gpu='yes': no_gpu is either True or False."),
         ({"x": "A=1"}, "x='A=1': give a dictionary, as in x={'NAME': 'value'}."),
-        ({"log_level": "LOUD"}, "--log-level: 'LOUD' is not one of DEBUG"),
-        ({"gpu": True, "no_gpu": True}, "--gpu and --no-gpu exclude each other"),
+        ({"log_level": "LOUD"}, "log_level: 'LOUD' is not one of DEBUG"),
+        ({"gpu": True, "no_gpu": True}, "gpu=True and no_gpu=True exclude each other"),
+        ({"ranks": 2000}, "ranks: 2000 ranks are more than 1024"),
+        ({"x": {"1A": ""}}, "x: '1A' is not a name for a variable"),
+        ({"report": "a.txt"}, "report: 'a.txt' does not end in .html"),
         ({"ranks": 0}, "ranks=0: give a number of ranks, 1 or more"),
         ({"ranks": "two"}, "ranks='two': give a number of ranks"),
         ({"ranks": True}, "ranks=True: give a number of ranks"),
@@ -74,6 +79,16 @@ def test_what_makes_no_sense_is_explained(options: dict[str, Any], message: str)
     with pytest.raises(InputError) as refused:
         tnt.run(len, **options)
     assert message in str(refused.value)
+    assert "".join(traceback.format_exception(refused.value)).count("Traceback") == 1
+
+
+def test_messages_of_the_command_have_keywords_for_its_options() -> None:
+    assert in_keywords("Use --no-gpu: --gpu-sums nccl needs --gpu.") == (
+        "Use no_gpu=True: gpu_sums nccl needs gpu=True."
+    )
+    assert in_keywords("--n-per-node and -n, by --hostfile") == "ranks and ranks, by hosts"
+    message = "The file a--gpu, `tarantella --cleanup`, and my-n: as they are."
+    assert in_keywords(message) == message
 
 
 def test_function_must_be_one_that_can_be_sent() -> None:

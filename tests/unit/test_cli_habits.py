@@ -9,7 +9,7 @@ import pytest
 
 from tarantella.cli import main as command
 from tarantella.cli.command_line import make_parser, parse
-from tarantella.cli.habits import HABITS
+from tarantella.cli.habits import HABITS, SUBCOMMANDS
 from tarantella.errors import InputError
 
 
@@ -35,8 +35,14 @@ LISTED = "with a file hosts that lists a, b, one per line"
         ("-np 2", "-n 2"),
         ("-np=2", "-n 2"),
         ("--np 2", "-n 2"),
-        ("--gpus 2", "-n 2"),
-        ("--num-gpus=2", "-n 2"),
+        ("--gpus 2", "-n 2 --gpu"),
+        ("--num-gpus=2", "-n 2 --gpu"),
+        ("--gpus 0", "--no-gpu"),
+        ("--gpus all", "--gpu"),
+        ("--gpus -1", "--gpu"),
+        ("--gpus 0,2", "-x CUDA_VISIBLE_DEVICES=0,2 --gpu"),
+        ("--gpus-per-node 4", "--n-per-node 4 --gpu"),
+        ("--gpus-per-node=auto", "--gpu"),
         ("--nproc_per_node 2", "--n-per-node 2"),
         ("--nproc-per-node=2", "--n-per-node 2"),
         ("-ppn 2", "--n-per-node 2"),
@@ -92,6 +98,8 @@ def test_one_option_with_more_to_say(typed: str, ours: str, remark: str) -> None
         ("-np 6 --hosts a,b", "--hostfile hosts --n-per-node 3"),
         ("--nnodes 2 --nproc_per_node 4", "--hostfile hosts --n-per-node 4"),
         ("-hosts a,b -n 6", "--hostfile hosts --n-per-node 3"),
+        ("-np 4 --gpus 0", "-n 4 --no-gpu"),
+        ("--gpus 8 -H a,b", "--hostfile hosts --n-per-node 4 --gpu"),
         ("--hostfile hosts -np 4", "--n-per-node N --hostfile hosts"),
         ("--no-gpu -np 2 --timeline t.json", "-n 2 --no-gpu --timeline t.json"),
     ],
@@ -131,6 +139,36 @@ def test_python_in_front_of_the_script() -> None:
     assert told("-n 2 python train.py 3").endswith(
         "leave it out, as the command starts Python: tarantella [options] -- train.py 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("run train.py --a b", "tarantella -- train.py --a b"),
+        ("run -n 2 train.py", "tarantella -n 2 -- train.py"),
+        ("-n 2 launch --no-gpu python train.py", "tarantella -n 2 --no-gpu -- train.py"),
+        ("exec -m pkg.train", "tarantella -m pkg.train"),
+        ("run", "tarantella -- script.py"),
+        ("help", "tarantella --help"),
+        ("help run", "tarantella --help"),
+        ("version", "tarantella --version"),
+    ],
+)
+def test_a_subcommand_of_another_command_is_told_of(typed: str, ours: str) -> None:
+    word = next(each for each in typed.split() if each in SUBCOMMANDS)
+    assert told(typed) == f"tarantella has no subcommands such as {word}: write `{ours}`."
+
+
+def test_options_of_other_launchers_after_a_subcommand_are_translated() -> None:
+    assert told("run -np 2 train.py") == (
+        "-np 2 is not an option of tarantella: write `tarantella -n 2 -- train.py`."
+    )
+
+
+def test_a_script_may_have_the_name_of_a_subcommand(tmp_path: Path) -> None:
+    assert told("-- run x") == "There is no script run: check its path."
+    (tmp_path / "run").touch()
+    assert parse(["run", "x"]).program == ("run", "x")
 
 
 def test_notebook() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
+
+import pytest
 
 from tarantella.cli.network import Interface, common_interfaces, find_interfaces
+from tarantella.runtime.interfaces import address_of, leads_elsewhere, mask_of
 
 OFFICE = Interface("eno1", "192.168.0.11/24", 1000)
 FAST = Interface("ib0", "10.0.0.11/16", 100_000)
@@ -54,3 +58,13 @@ def test_interfaces_of_this_machine() -> None:
         assert interface.name in names
         assert interface.host != "127.0.0.1"
         assert interface.network.count(".") == 3
+        assert interface.host == address_of(interface.name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_what_linux_says_of_the_loopback() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    assert mask_of("lo") == "255.0.0.0"
+    assert not leads_elsewhere("lo")
+    with pytest.raises(OSError, match="No such device"):
+        address_of("no such one")

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from chromium import Chromium, find_chromium, run_chromium
 
-from tarantella.cli.main import main
+from tarantella.cli.host import Host
+from tarantella.cli.main import _ranks, main
+from tarantella.cli.options import Options
+from tarantella.cli.plan import make_plan
 from tarantella.cli.report.figures import Figure, course_figures, metric_figures, part_figures
 from tarantella.cli.report.page import page
 from tarantella.cli.report.report_file import ReportFile
-from tarantella.cli.report.series import course, totals
+from tarantella.cli.report.series import course
 from tarantella.cli.run_record import WARNING, Ranks, RunRecord
 from tarantella.runtime import times
 from tarantella.runtime.announce import EPOCH, MEASURED, Announcement
@@ -59,14 +62,24 @@ def started(ranks: int) -> RunRecord:
     return record
 
 
-def measure(record: RunRecord, clock: Clock, spans: int = 40, slow: int | None = None) -> None:
-    """The ranks train; the slow one computes 50 % longer, and the others wait for it."""
+def measure(
+    record: RunRecord,
+    clock: Clock,
+    spans: int = 40,
+    slow: int | None = None,
+    without: Collection[str] = (),
+) -> None:
+    """The ranks train; the slow one computes 50 % longer, and the others wait for it.
+
+    Parts that they are without take no time.
+    """
     ranks = len(record.ranks.hosts)
     for index in range(1, spans + 1):
         clock(SPAN * index)
         for rank in range(ranks):
             own = 3.0 if rank == slow else 2.0
             parts = {INPUT: 0.5, COMPUTE: own, SUMS: 3.5 - own, CALLBACKS: 0.25, EVALUATION: 0.25}
+            parts |= dict.fromkeys(without, 0.0)
             data = {
                 "seconds": SPAN * index,
                 "steps": STEPS * index,
@@ -93,7 +106,7 @@ def all_figures(record: RunRecord) -> dict[str, Figure]:
     figures = [
         *metric_figures(record.epochs),
         *course_figures(record, course(record)),
-        *part_figures(totals(record), record.unseen),
+        *part_figures(record.totals(), record.unseen),
     ]
     return {figure.title: figure for figure in figures}
 
@@ -136,10 +149,23 @@ def test_numbers_over_time_are_those_that_ranks_measured(clock: Clock) -> None:
 def test_a_part_keeps_its_colour_when_another_is_left_out(clock: Clock) -> None:
     record = started(1)
     measure(record, clock)
-    span = replace(totals(record)[0], parts=dict.fromkeys(PARTS, 0.0) | {COMPUTE: 1.0, SUMS: 1.0})
+    span = replace(record.totals()[0], parts=dict.fromkeys(PARTS, 0.0) | {COMPUTE: 1.0, SUMS: 1.0})
     [of_step, _] = part_figures({0: span}, frozenset({INPUT}))
     assert of_step.legend == {"compute": "var(--c1)", "waiting for sums": "var(--c2)"}
     assert of_step.note == "Here, input cannot be told apart from compute."
+
+
+@pytest.mark.parametrize(("ranks", "is_shown"), [(2, True), (5, False)])
+def test_cores_of_a_rank_are_shown_unless_ranks_share_them(
+    clock: Clock, ranks: int, is_shown: bool
+) -> None:
+    options = Options(program=("train.py",), ranks=ranks, no_gpu=True)
+    record = started(ranks)
+    record.begin(_ranks(make_plan(options, [Host("laptop", ((0, 1),))])))
+    measure(record, clock)
+    text = html(record)
+    assert ("CPU, 1 core<" in text) is is_shown
+    assert ("Each rank has 1 core." in text) is is_shown
 
 
 def test_many_ranks_are_a_band_their_median_and_the_slowest(clock: Clock) -> None:
@@ -156,8 +182,7 @@ def test_many_ranks_are_a_band_their_median_and_the_slowest(clock: Clock) -> Non
 def test_time_without_training_is_a_gap(clock: Clock) -> None:
     record = started(1)
     measure(record, clock, 10)
-    rank = record.total(0)
-    assert rank is not None
+    rank = record.totals()[0]
     clock(10 * SPAN + 50.0)
     data = {"seconds": 100.0, "steps": rank.steps, "samples": rank.samples, "parts": rank.parts}
     data |= {"memory": rank.memory, "gpu_memory": None, "cpu_seconds": rank.cpu_seconds}
@@ -247,6 +272,14 @@ SMALLEST_TEXT = """
 Math.min(...[...document.querySelectorAll("svg text")].map(each =>
   parseFloat(getComputedStyle(each).fontSize)))
 """
+# For each figure with bars: the colours of the bars, and those of the legend.
+COLOURS_OF_BARS = """
+[...document.querySelectorAll("figure:has(.barlayer .trace)")].map(figure => [
+  [...figure.querySelectorAll(".barlayer .trace")]
+    .map(each => getComputedStyle(each.querySelector("path")).fill),
+  [...figure.querySelectorAll(".legend span")]
+    .map(each => getComputedStyle(each, "::before").backgroundColor)])
+"""
 COLOURS = """
 [getComputedStyle(document.body).backgroundColor,
  getComputedStyle(document.querySelector("svg .xtick text")).fill]
@@ -283,6 +316,24 @@ def test_page_in_a_browser(browser: Chromium, clock: Clock, tmp_path: Path, rank
             assert (ink - paper if dark else paper - ink) > 120
 
 
+@pytest.mark.parametrize("without", [(EVALUATION,), (INPUT,), (INPUT, CALLBACKS, EVALUATION)])
+def test_each_part_is_drawn_in_its_colour_of_the_legend(
+    browser: Chromium, clock: Clock, tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    pytest.importorskip("plotly")
+    record = started(2)
+    measure(record, clock, without=without)
+    path = tmp_path / "run.html"
+    ReportFile(str(path), record, pytest.fail).write()
+    browser.open(path, 1280)
+    figures = browser.evaluate(COLOURS_OF_BARS)
+    assert len(figures) == 2
+    for bars, legend in figures:
+        assert len(set(legend)) == len(legend)
+        assert bars == legend
+    assert len(figures[1][1]) == len(PARTS) + 1 - len(without)
+
+
 def brightness(colour: str) -> float:
     channels = list(map(int, re.findall(r"\d+", colour)[:3]))
     return sum(channels) / 3
@@ -300,23 +351,40 @@ def test_a_report_without_plotly_is_an_error_before_anything_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("train.py", "does not end in .html"),
         ("missing/run.html", "cannot be written (No such file or directory)"),
+        ("train.py/run.html", "cannot be written (Not a directory)"),
+        ("folder.html", "cannot be written (Is a directory)"),
     ],
 )
 def test_a_report_that_cannot_be_written_is_an_error_before_anything_starts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, message: str
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    message: str,
+    dry_run: tuple[str, ...],
 ) -> None:
     pytest.importorskip("plotly")
     script = tmp_path / "train.py"
     script.write_text("print('started')\n")
-    assert main(["-n", "1", "--no-gpu", "--report", str(tmp_path / name), str(script)]) == 2
+    (tmp_path / "folder.html").mkdir()
+    report = ("--report", str(tmp_path / name))
+    assert main(["-n", "1", "--no-gpu", *report, *dry_run, str(script)]) == 2
     assert message in (text := capfd.readouterr()).err
     assert text.out == ""
     assert script.read_text() == "print('started')\n"
+
+
+def test_a_dry_run_writes_no_report(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    (tmp_path / "train.py").touch()
+    report = ("--report", str(tmp_path / "run.html"))
+    assert main(["-n", "1", "--no-gpu", *report, "--dry-run", str(tmp_path / "train.py")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_a_report_that_cannot_be_written_again_is_a_warning_once(

@@ -13,6 +13,7 @@ from tarantella.cli.run_record import (
     Ranks,
     RunRecord,
     Thinned,
+    Training,
 )
 from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, Announcement
 from tarantella.runtime.meter import COMPUTE, INPUT, PARTS, SUMS
@@ -59,10 +60,21 @@ def test_a_lost_announcement_loses_nothing() -> None:
     kept = record()
     kept.hear(totals(0, 4.0, 10))
     kept.hear(totals(0, 9.0, 50))  # the one in between was torn
-    total = kept.total(0)
-    assert total is not None
+    total = kept.totals()[0]
     assert (total.seconds, total.steps) == (9.0, 50)
-    assert kept.total(1) is None
+    assert 1 not in kept.totals()
+
+
+def test_training_is_that_of_all_ranks_which_take_their_steps_together() -> None:
+    kept = record(3)
+    kept.hear(totals(2, 9.0, 0))
+    assert kept.training() is None
+    kept.hear(totals(0, 4.0, 10))
+    kept.hear(totals(1, 8.0, 9))
+    training = kept.training()
+    assert training == Training(steps=10, samples=152, seconds=6.0)
+    assert training.steps_per_second == pytest.approx(10 / 6)
+    assert training.samples_per_second == pytest.approx(152 / 6)
 
 
 def test_a_restarted_run_continues_its_record() -> None:
@@ -74,8 +86,7 @@ def test_a_restarted_run_continues_its_record() -> None:
     kept.begin(Ranks(("here",), ("CPU",), (1,)))
     kept.hear(totals(0, 3.0, 5, memory=20))
     kept.hear(epoch(2))
-    total = kept.total(0)
-    assert total is not None
+    total = kept.totals()[0]
     assert (total.seconds, total.steps, total.memory) == (7.0, 15, 30)
     assert [each.fit for each in kept.epochs] == [1, 2, 3]
     kept.end("rank 0 on host here failed.")
@@ -91,8 +102,7 @@ def test_a_run_of_days_keeps_a_bounded_record() -> None:
         kept.note(WARNING, str(number))
     spans = kept.spans(3)
     assert 150 < len(spans) <= 312
-    total = kept.total(3)
-    assert total is not None
+    total = kept.totals()[3]
     assert (total.seconds, total.steps) == (50_000.0, 20_000)
     lengths = {span.seconds for span in spans[:-1]}
     assert len(lengths) == 1  # the beginning is as fine as the end

@@ -27,6 +27,13 @@ def test_status_and_cause(error: BaseException, status: int, cause: str) -> None
     assert describe(error) == cause
 
 
+def test_the_cause_of_an_error_of_ours_is_the_problem_without_the_advice() -> None:
+    """Its whole text is shown with the traceback."""
+    error = InputError("batch_size is 0.5, in model.keras. Use 1 or more. Or leave it out.")
+    assert describe(error) == "InputError: batch_size is 0.5, in model.keras"
+    assert describe(InputError("There is none.")) == "InputError: There is none"
+
+
 def test_errors_of_ours_show_the_frames_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     from tarantella.runtime import world
 

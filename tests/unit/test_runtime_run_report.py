@@ -69,3 +69,31 @@ def test_the_line_at_the_start(
     monkeypatch.setattr(world, "get_host_names", lambda: hosts)
     monkeypatch.setattr(servers, "_addresses", addresses)
     assert banner.text(settings) == shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "limit", "settings", "shown"),
+    [
+        (5, None, Configuration(no_gpu=True, threads=(1,)), "5 ranks on 1 host, 2 cores in all"),
+        (3, 1, Configuration(no_gpu=True), "3 ranks on 1 host, 1 core in all"),
+        (
+            3,
+            None,
+            Configuration(gpus=(0, 1, 2)),
+            "3 ranks on 1 host, 1 GPU a rank and 2 cores in all",
+        ),
+        (2, None, Configuration(no_gpu=True), "2 ranks on 1 host, 1 core a rank"),
+    ],
+)
+def test_the_line_at_the_start_has_no_cores_of_a_rank_where_ranks_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    limit: int | None,
+    settings: Configuration,
+    shown: str,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    location = world.RankLocation("a", frozenset({0, 1}), None, limit)
+    monkeypatch.setattr(world, "_size", ranks)
+    monkeypatch.setattr(world, "_locations", (location,) * ranks)
+    assert banner.text(settings).partition(";")[0] == shown

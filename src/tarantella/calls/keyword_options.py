@@ -7,18 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tarantella.cli.options import Options
+from tarantella.cli.keywords import COMMAND_LINE_ONLY, OTHER_NAMES, by_keyword
 from tarantella.errors import InputError
-from tarantella.runtime.settings import Option, settings_of
-
-# What has another name in `tnt.run`, and what only makes sense on a command line.
-_OTHER_NAMES = {
-    "n": "ranks",
-    "n_per_node": "ranks",
-    "devices_per_node": "ranks",
-    "hostfile": "hosts",
-}
-_COMMAND_LINE_ONLY = ("cleanup", "completion", "dry_run", "force")
+from tarantella.runtime.settings import Option
 
 
 def arguments_for(options: Mapping[str, Any], others: tuple[str, ...]) -> list[str]:
@@ -28,30 +19,20 @@ def arguments_for(options: Mapping[str, Any], others: tuple[str, ...]) -> list[s
         options: the keyword arguments
         others: the names of further ones, for a user who has mistyped one
     """
-    known = _by_keyword()
+    known = by_keyword()
     arguments: list[str] = []
     for keyword, value in options.items():
-        if keyword in _COMMAND_LINE_ONLY:
+        if keyword in COMMAND_LINE_ONLY:
             raise InputError(f"{keyword} is an option of the command only, not of tnt.run.")
         if keyword not in known:
             close = difflib.get_close_matches(keyword, [*known, *others], 1)
             hint = f"Did you mean {close[0]}?" if close else "See tarantella --help."
             raise InputError(f"{keyword} is not an option of tnt.run. {hint}")
-        if keyword in _OTHER_NAMES:
-            raise InputError(f"{keyword} is not an option of tnt.run: use {_OTHER_NAMES[keyword]}.")
+        if keyword in OTHER_NAMES:
+            raise InputError(f"{keyword} is not an option of tnt.run: use {OTHER_NAMES[keyword]}.")
         if value is not None:
             arguments += _words(keyword, *known[keyword], value)
     return arguments
-
-
-def _by_keyword() -> dict[str, tuple[str, Option]]:
-    """For each keyword, the name of an option and the option."""
-    options = [row.option for row in settings_of(Options).values() if row.option is not None]
-    return {
-        name.lstrip("-").replace("-", "_"): (name, option)
-        for option in options
-        for name in option.names
-    }
 
 
 def _words(keyword: str, name: str, option: Option, value: Any) -> list[str]:

@@ -7,7 +7,7 @@ import operator
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tarantella.calls.keyword_options import arguments_for
 from tarantella.cli import caller
 from tarantella.cli.command_line import parse
 from tarantella.cli.hostfile import is_host_name
+from tarantella.cli.keywords import in_keywords
 from tarantella.errors import InputError, RankError, RankTraceback
 from tarantella.runtime import launcher, world
 from tarantella.runtime.announce import FAILED, Announcement, is_run_by_command
@@ -89,10 +90,11 @@ def run(
         arguments.append(f"--hostfile={_hostfile(hosts)}")
     elif hosts is not None:
         names = _host_names(hosts)
-    parse([*arguments, "--", _SCRIPT])  # says at once what is wrong with them
+    program = [_SCRIPT, _name_of(function)]
+    _check(arguments, program)
     call = _call(function, args, all_results)
     replies = _Replies()
-    status = run_command(arguments, names, [_SCRIPT], framed(call.packed()), replies.feed)
+    status = run_command(arguments, names, program, framed(call.packed()), replies.feed)
     if status != 0:
         raise replies.error(status)
     return replies.results() if all_results else replies.result(0)
@@ -147,6 +149,18 @@ def _host_names(hosts: Iterable[str]) -> tuple[str, ...]:
             f"hosts names {twice[0]} twice: name each host once; ranks is the number on each."
         )
     return names
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _check(arguments: Sequence[str], program: Sequence[str]) -> None:
+    """Says at once what is wrong with the options, and not only when the command has started."""
+    try:
+        parse([*arguments, "--", *program])
+    except InputError as error:
+        raise InputError(in_keywords(str(error))) from None
 
 
 def _call(function: Callable[..., Any], args: Iterable[Any], all_results: bool) -> Call:

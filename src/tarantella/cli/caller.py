@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
+from tarantella.cli.keywords import in_keywords
 from tarantella.cli.outcome import Failure
 from tarantella.errors import InputError
 from tarantella.launch.supervisor import die_with
@@ -31,6 +33,16 @@ def end_with_it() -> None:
     """Have this command ended when the caller ends, whatever becomes of it."""
     if is_there():
         die_with(_numbers()[0], signal.SIGTERM)
+
+
+def function_of(program: Sequence[str]) -> str:
+    """The name of the function that it runs by this program; empty if nobody has called."""
+    return program[1] if is_there() else ""
+
+
+def in_its_words(message: str) -> str:
+    """A message about options as the user has written them: as keywords, if there is a caller."""
+    return in_keywords(message) if is_there() else message
 
 
 def send_piece(launcher: subprocess.Popen[bytes], start: int) -> None:
@@ -57,7 +69,7 @@ def tell_failure(failure: Failure, message: str) -> None:
 
 def tell_refusal(error: InputError) -> bool:
     """Tell the caller why nothing was run; False if nobody has called."""
-    tell(Announcement(REFUSED, -1, "", os.getpid(), BAD_INPUT, str(error)))
+    tell(Announcement(REFUSED, -1, "", os.getpid(), BAD_INPUT, in_its_words(str(error))))
     return is_there()
 
 

@@ -11,7 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any, NoReturn
 
-from tarantella.cli.habits import refuse_habits, values_of, written
+from tarantella.cli.habits import (
+    is_subcommand,
+    refuse_habits,
+    refuse_subcommand,
+    values_of,
+    written,
+)
 from tarantella.cli.options import Options
 from tarantella.cli.program import USAGE, check_program
 from tarantella.errors import InputError
@@ -38,6 +44,8 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read a command line; an InputError says what is wrong with it."""
     parser = make_parser()
     own, program, has_dashes = _split(parser, arguments)
+    if program and not has_dashes and is_subcommand(program[0]):
+        _refuse_subcommand(parser, own, program)
     refuse_habits(own, program)
     namespace, unknown = parser.parse_known_args([word for words in own for word in words])
     if unknown:
@@ -181,6 +189,17 @@ def _count_values(parser: _Parser, words: Sequence[str]) -> int:
                 break
             count += 1
     return count
+
+
+def _refuse_subcommand(
+    parser: _Parser, options: Sequence[tuple[str, ...]], program: Sequence[str]
+) -> NoReturn:
+    """Raises an InputError with our spelling of what is around the subcommand, options included."""
+    word, *others = program
+    more, script, _ = _split(parser, others)
+    own = [*options, *more]
+    refuse_habits(own, script)
+    refuse_subcommand(word, [each for words in own for each in words], script)
 
 
 def _refuse_late_options(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from tarantella.cli import caller
+
 
 def show(text: str) -> None:
     """Show a message of the command."""
@@ -13,7 +15,7 @@ def show(text: str) -> None:
 
 def warn(text: str) -> None:
     """Show a warning; callers respect the log level."""
-    _write(f"tarantella WARNING: {text}")
+    _write(f"tarantella WARNING: {caller.in_its_words(text)}")
 
 
 def _write(line: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tarantella.cli.host import Host
+from tarantella.runtime.words import count
 
 _TO_REFUSE = "Use --gpu to make this an error."
 
@@ -37,8 +38,8 @@ class GpuShortage:
         idle = [host for host in self.hosts if host.gpus]
         cost = ""
         if idle:
-            count = _count(sum(len(host.gpus) for host in idle), "GPU")
-            cost = f", so {count} on {_hosts([host.name for host in idle])} stood idle"
+            gpus = count(sum(len(host.gpus) for host in idle), "GPU")
+            cost = f", so {gpus} on {_hosts([host.name for host in idle])} stood idle"
         return f"The run used the CPU: {self._reasons()}{cost}. {_TO_REFUSE}"
 
     def refusal(self, asked: str) -> str:
@@ -71,9 +72,9 @@ def find_shortage(hosts: Sequence[Host], counts: Sequence[int]) -> GpuShortage |
         counts: the number of ranks on each; 0: one for each GPU
     """
     lacking: dict[tuple[int, int], list[str]] = {}
-    for host, count in zip(hosts, counts, strict=True):
-        if not host.gpus or len(host.gpus) < count:
-            lacking.setdefault((len(host.gpus), count), []).append(host.name)
+    for host, ranks in zip(hosts, counts, strict=True):
+        if not host.gpus or len(host.gpus) < ranks:
+            lacking.setdefault((len(host.gpus), ranks), []).append(host.name)
     return GpuShortage(tuple(hosts), lacking) if lacking else None
 
 
@@ -88,8 +89,8 @@ def reminders_of_ranks(found: Mapping[str, Mapping[int, int]]) -> tuple[str, ...
         number = min(ranks.values())
         seen = f"only {_gpus(number)}" if number else "no GPU"
         reminders.append(
-            f"{_count(len(ranks), 'rank')} on host {host} used the CPU, and "
-            f"{_count(len(ranks), 'GPU')} stood idle: TensorFlow found {seen} there. {_TO_REFUSE}"
+            f"{count(len(ranks), 'rank')} on host {host} used the CPU, and "
+            f"{count(len(ranks), 'GPU')} stood idle: TensorFlow found {seen} there. {_TO_REFUSE}"
         )
     return tuple(reminders)
 
@@ -108,7 +109,7 @@ def _reason(names: Sequence[str], gpus: int, ranks: int) -> str:
     if ranks == 0:
         return f"no GPU was found on {_hosts(names)}"
     has = f"has {_gpus(gpus)}" if len(names) == 1 else f"have {_gpus(gpus)} each"
-    return f"{_hosts(names)} {has} for {_count(ranks, 'rank')}"
+    return f"{_hosts(names)} {has} for {count(ranks, 'rank')}"
 
 
 def _hosts(names: Sequence[str]) -> str:
@@ -116,8 +117,4 @@ def _hosts(names: Sequence[str]) -> str:
 
 
 def _gpus(number: int) -> str:
-    return _count(number, "GPU") if number else "no GPU"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return count(number, "GPU") if number else "no GPU"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import NoReturn
 
 from tarantella.errors import InputError
 
@@ -23,6 +25,8 @@ class Meaning(Enum):
     VARIABLE = auto()
     CPU = auto()
     GPU = auto()
+    GPUS = auto()  # how many in all, or which
+    GPUS_PER_HOST = auto()
     HOST_COUNT = auto()
     NOTHING = auto()  # there is no need for it
 
@@ -48,15 +52,15 @@ _HABITS = (
         Meaning.RANKS,
         (
             *("-np", "--np", "--n", "--num-proc", "--num_processes", "--nproc", "--ntasks"),
-            *("--ranks", "--gpus", "-gpus", "--num-gpus", "--num_gpus", "--ngpus"),
+            "--ranks",
         ),
     ),
     Habit(
         Meaning.RANKS_PER_HOST,
         (
             *("--nproc_per_node", "--nproc-per-node", "-ppn", "--ppn", "-perhost", "-npernode"),
-            *("--npernode", "--ntasks-per-node", "--gpus-per-node", "--gpus_per_node"),
-            *("--ranks-per-node", "--n_per_node", "--devices_per_node"),
+            *("--npernode", "--ntasks-per-node", "--ranks-per-node", "--n_per_node"),
+            "--devices_per_node",
         ),
     ),
     Habit(Meaning.HOSTS, ("-H", "--hosts", "-hosts", "--host", "-host", "--nodelist")),
@@ -71,6 +75,8 @@ _HABITS = (
     Habit(Meaning.VARIABLE, ("--env", "--genv")),
     Habit(Meaning.CPU, ("--cpu", "-cpu", "--use-cpu", "--use_cpu", "--cpu-only"), values=0),
     Habit(Meaning.GPU, ("--use-gpu", "--use_gpu"), values=0),
+    Habit(Meaning.GPUS, ("--gpus", "-gpus", "--num-gpus", "--num_gpus", "--ngpus")),
+    Habit(Meaning.GPUS_PER_HOST, ("--gpus-per-node", "--gpus_per_node")),
     Habit(
         Meaning.HOST_COUNT,
         ("--nnodes", "--nodes", "--num-nodes", "--num_nodes", "--num_machines"),
@@ -86,6 +92,12 @@ _HABITS = (
     ),
     Habit(Meaning.NOTHING, ("--standalone", "--oversubscribe", "--allow-run-as-root"), values=0),
 )
+# Words in front of the script that other commands need, and the option of ours that they stand for.
+SUBCOMMANDS = {
+    **dict.fromkeys(("run", "launch", "start", "exec"), ""),
+    "help": "--help",
+    "version": "--version",
+}
 _ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
 HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habit.names}
 
@@ -102,6 +114,19 @@ class _Foreign:
         """Its value; empty if it is missing."""
         _, equals, value = self.words[0].partition("=")
         return value if equals else "=".join(self.words[1:])  # two of them are a variable
+
+    def meant(self) -> list[tuple[Meaning, str]]:
+        """What it stands for, each with a value: to ask for GPUs is to ask for a rank on each."""
+        if self.meaning not in (Meaning.GPUS, Meaning.GPUS_PER_HOST):
+            return [(self.meaning, self.value)]
+        if self.value == "0":
+            return [(Meaning.CPU, "")]
+        if self.value in ("all", "auto", "-1"):
+            return [(Meaning.GPU, "")]
+        if "," in self.value:
+            return [(Meaning.VARIABLE, f"CUDA_VISIBLE_DEVICES={self.value}"), (Meaning.GPU, "")]
+        ranks = Meaning.RANKS if self.meaning is Meaning.GPUS else Meaning.RANKS_PER_HOST
+        return [(ranks, self.value), (Meaning.GPU, "")]
 
 
 @dataclass(frozen=True)
@@ -162,6 +187,24 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
     )
 
 
+def is_subcommand(word: str) -> bool:
+    """Whether a word in the place of the script is a subcommand of other commands."""
+    return word in SUBCOMMANDS and not Path(word).exists() and shutil.which(word) is None
+
+
+def refuse_subcommand(word: str, options: Sequence[str], program: Sequence[str]) -> NoReturn:
+    """Raises an InputError with the command line that does without a subcommand.
+
+    Args:
+        word: the subcommand
+        options: the options around it
+        program: the script and its arguments
+    """
+    ours = SUBCOMMANDS[word]
+    line = f"tarantella {ours}" if ours else written(options, program)
+    raise InputError(f"tarantella has no subcommands such as {word}: write `{line}`.")
+
+
 def _is_foreign(words: tuple[str, ...]) -> bool:
     return words[0].partition("=")[0] in HABITS
 
@@ -188,7 +231,8 @@ def _translated(foreign: Sequence[_Foreign], has_hostfile: bool) -> tuple[list[s
     """The words that this command has for all of them, and what else there is to say."""
     given: dict[Meaning, list[str]] = {}
     for each in foreign:
-        given.setdefault(each.meaning, []).append(each.value)
+        for meaning, value in each.meant():
+            given.setdefault(meaning, []).append(value)
 
     def last(meaning: Meaning) -> str:
         return given.get(meaning, [""])[-1]

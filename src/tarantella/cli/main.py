@@ -101,7 +101,12 @@ def _main(arguments: Sequence[str]) -> int:
         if _shows("WARNING", settings):
             for note in options.notes:
                 console.show(note)
-        record = RunRecord(options.program, tuple(arguments), files=_files(options, settings))
+        record = RunRecord(
+            options.program,
+            tuple(arguments),
+            files=_files(options, settings),
+            function=caller.function_of(options.program),
+        )
         report = None
         if options.report:
             report = ReportFile(options.report, record, lambda text: _warn([text], settings))
@@ -147,7 +152,7 @@ def _run_with_restarts(
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
         record.end(end.message or _stopped(end.status))
-        is_silent = settings.quiet or options.dry_run or stop_signals.received
+        is_silent = settings.quiet or options.dry_run
         if not is_silent and (text := summary(record)):
             console.show(text)
     except BaseException as error:
@@ -209,6 +214,8 @@ def _run(
             _warn([warning], settings)
             record.note(WARNING, warning)
     if options.dry_run:
+        if report is not None:
+            report.check()
         os.write(1, os.fsencode(describe(plan, command)))
         return RunEnd(0)
     if options.output_dir:
@@ -233,7 +240,7 @@ def _ranks(plan: Plan) -> Ranks:
     return Ranks(
         tuple(rank.host for rank in plan.ranks),
         tuple(device_of(rank, hosts[rank.host]) for rank in plan.ranks),
-        tuple(len(rank.cores) for rank in plan.ranks),
+        () if plan.shares_cores else tuple(len(rank.cores) for rank in plan.ranks),
     )
 
 

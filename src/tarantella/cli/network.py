@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tarantella.errors import InputError
-
-# Requests and flags of Linux, from its header files if.h and sockios.h.
-_GET_FLAGS, _GET_ADDRESS, _GET_MASK = 0x8913, 0x8915, 0x891B
-_UP, _LOOPBACK = 0x1, 0x8
+from tarantella.runtime.interfaces import address_of, leads_elsewhere, mask_of
 
 
 @dataclass(frozen=True)
@@ -46,16 +41,12 @@ class Interface:
 def find_interfaces(devices: Path = Path("/sys/class/net")) -> tuple[Interface, ...]:
     """The interfaces of this host with an IPv4 address, except the loopback."""
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no such address
-                flags = struct.unpack("H", _ask(asked, name, _GET_FLAGS)[:2])[0]
-                if not flags & _UP or flags & _LOOPBACK:
-                    continue
-                address = socket.inet_ntoa(_ask(asked, name, _GET_ADDRESS)[4:8])
-                mask = socket.inet_ntoa(_ask(asked, name, _GET_MASK)[4:8])
-                length = ipaddress.ip_network(f"0.0.0.0/{mask}").prefixlen
-                found.append(Interface(name, f"{address}/{length}", _speed(devices / name)))
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):  # it has no such address
+            if leads_elsewhere(name):
+                length = ipaddress.ip_network(f"0.0.0.0/{mask_of(name)}").prefixlen
+                address = f"{address_of(name)}/{length}"
+                found.append(Interface(name, address, _speed(devices / name)))
     return tuple(found)
 
 
@@ -95,11 +86,6 @@ def common_interfaces(hosts: Mapping[str, tuple[Interface, ...]]) -> dict[str, I
     shared = [chosen for chosen in by_network.values() if len(chosen) == len(hosts)]
     # The first of equally fast ones: systems number interfaces by importance.
     return max(shared, key=lambda chosen: min(each.speed for each in chosen.values()), default=None)
-
-
-def _ask(asked: socket.socket, name: str, request: int) -> bytes:
-    """The answer about an interface, without its name in front."""
-    return fcntl.ioctl(asked, request, struct.pack("256s", name.encode()))[16:]
 
 
 def _speed(device: Path) -> int:

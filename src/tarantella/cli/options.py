@@ -63,7 +63,7 @@ def _read_interpreter(text: str) -> tuple[str, ...]:
 def _read_page(text: str) -> str:
     if not text.lower().endswith((".html", ".htm")):  # it may well be the script
         raise ArgumentTypeError(
-            f"{text!r} does not end in .html: name a file for a browser, as in --report run.html"
+            f"{text!r} does not end in .html: name a file for a browser, such as run.html"
         )
     return text
 

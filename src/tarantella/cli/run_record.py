@@ -7,8 +7,9 @@ bounded, however long the run is: where there is too much of one kind, neighbour
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from tarantella.runtime.announce import DESCRIBED, EPOCH, MEASURED, WARNED, Announcement
@@ -82,6 +83,29 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What all ranks of a run have trained together.
+
+    Attributes:
+        steps: the steps that they have taken
+        samples: the samples in them; 0 if that is not known
+        seconds: how long they trained
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / max(self.seconds, 1e-9)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True)
 class Epoch:
     """An epoch that has ended.
 
@@ -126,7 +150,7 @@ class Ranks:
     Attributes:
         hosts: their hosts
         devices: what they compute on: "CPU", or a GPU with its number and name
-        cores: how many cores each has
+        cores: how many cores each has; empty if they share cores
     """
 
     hosts: tuple[str, ...] = ()
@@ -183,6 +207,7 @@ class RunRecord:
         restarts: how often it was restarted
         failure: why it failed; empty if it did not
         files: the files that it writes, and the option that asks for each
+        function: the name of the function that `tnt.run` runs; empty for a script
     """
 
     script: tuple[str, ...] = ()
@@ -196,6 +221,7 @@ class RunRecord:
     restarts: int = 0
     failure: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    function: str = ""
 
     def __post_init__(self) -> None:
         self._spans: dict[int, Thinned[Span]] = {}
@@ -212,9 +238,20 @@ class RunRecord:
         """The ranks that have told what they did; a run may be restarted with fewer."""
         return tuple(sorted(rank for rank in self._spans if rank < len(self.ranks.hosts)))
 
-    def total(self, rank: int) -> Span | None:
-        """What a rank did in all; None if it has told nothing."""
-        return merged(self.spans(rank))
+    def totals(self) -> dict[int, Span]:
+        """What each of these ranks did in all."""
+        return {rank: reduce(Span.followed_by, self.spans(rank)) for rank in self.measured_ranks()}
+
+    def training(self) -> Training | None:
+        """How the ranks have trained; None if they have not."""
+        trained = [total for total in self.totals().values() if total.steps]
+        if not trained:
+            return None
+        return Training(
+            steps=max(each.steps for each in trained),
+            samples=sum(each.samples for each in trained),
+            seconds=max(each.training_seconds for each in trained),
+        )
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
@@ -274,14 +311,6 @@ class RunRecord:
         epoch = Epoch(time.time(), **data)
         self._fits = self._fits_before + epoch.fit
         self._epochs.add(replace(epoch, fit=self._fits))
-
-
-def merged(spans: Iterable[Span]) -> Span | None:
-    """Spans of a rank as one; None if there is none."""
-    total = None
-    for span in spans:
-        total = span if total is None else total.followed_by(span)
-    return total
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -24,13 +24,12 @@ Column = tuple[str, Callable[[Span], float], Callable[[float], str]]
 def summary(record: RunRecord) -> str:
     """The summary of a run that has ended; empty if there is nothing to tell.
 
-    A run that has failed gets a short one: what went wrong comes next, and counts more.
+    A run that has failed, or was interrupted, gets a short one: what ended it counts more.
     """
-    totals = {rank: record.total(rank) for rank in record.measured_ranks()}
-    ranks = {rank: span for rank, span in totals.items() if span is not None}
+    ranks = record.totals()
     lines: list[str] = []
     if ranks:
-        lines.append(_headline(record, ranks))
+        lines.append(_headline(record, len(ranks)))
     if ranks and not record.failure:
         lines += _table(record, ranks)
         lines += _slowest(record, ranks)
@@ -45,20 +44,18 @@ def samples_per_second(span: Span) -> float:
     return span.samples / span.training_seconds if span.training_seconds > 0 else 0.0
 
 
-def _headline(record: RunRecord, ranks: Mapping[int, Span]) -> str:
+def _headline(record: RunRecord, ranks: int) -> str:
     began, ended = record.started, record.ended or record.started
     restarts = f" and {count(record.restarts, 'restart')}" if record.restarts else ""
     took = f"the run took {duration(ended - began)}{restarts}"
-    steps = max(span.steps for span in ranks.values())
-    samples = sum(span.samples for span in ranks.values())
-    if not steps:
+    training = record.training()
+    if training is None:
         return f"{took}."
-    seconds = max(span.training_seconds for span in ranks.values())
-    trained = f"{count(steps, 'step')} in {duration(seconds)} of training"
-    if not samples:
-        return f"{took}: {trained}, {rate(steps / max(seconds, 1e-9))} steps/s."
-    speed = rate(samples / max(seconds, 1e-9))
-    return f"{took}: {trained}, {speed} samples/s on {count(len(ranks), 'rank')}."
+    trained = f"{count(training.steps, 'step')} in {duration(training.seconds)} of training"
+    if not training.samples:
+        return f"{took}: {trained}, {rate(training.steps_per_second)} steps/s."
+    speed = rate(training.samples_per_second)
+    return f"{took}: {trained}, {speed} samples/s on {count(ranks, 'rank')}."
 
 
 def _table(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:

@@ -173,10 +173,11 @@ def complain_of_different_data(evidence: str) -> None:
     global _has_warned
     problem = (
         f"The ranks do not have the same data: {evidence}. So some samples are left out, and "
-        "others are used twice. Seed everything random in the data, as with "
-        "`keras.utils.set_random_seed(1)`, and let all ranks iterate over a dataset equally often "
-        "before they train on it; or pass `tnt_distribute_dataset=False` if every rank brings its "
-        "own data."
+        "others are used twice. Seed everything random in the data: "
+        "`keras.utils.set_random_seed(1)` at the top of the script, and a seed for each generator "
+        "of NumPy, as in `np.random.default_rng(1)`. Let all ranks iterate over a dataset equally "
+        "often before they train on it. If every rank brings its own data, pass "
+        "`tnt_distribute_dataset=False`."
     )
     if configuration().strict:
         raise MismatchError(problem)

@@ -19,7 +19,7 @@ def text(settings: Configuration) -> str:
     hosts = len(set(world.get_host_names()))
     ranks = f"{count(world.get_size(), 'rank')} on {count(hosts, 'host')}"
     engine = words_for_engine()
-    return f"{ranks}, {_device(settings)}{f'; sums by {engine}' if engine else ''}"
+    return f"{ranks}, {_devices(settings)}{f'; sums by {engine}' if engine else ''}"
 
 
 def words_for_engine() -> str:
@@ -31,12 +31,22 @@ def words_for_engine() -> str:
     return "MPI in the background" if world.has_several_hosts() else "MPI and shared memory"
 
 
-def _device(settings: Configuration) -> str:
+def _devices(settings: Configuration) -> str:
+    """What each rank computes on, or all of them where ranks share cores."""
+    each = " a rank" if world.get_size() > 1 else ""
+    hosts = world.get_cores_and_ranks().values()
+    are_shared = any(ranks > cores for cores, ranks in hosts)
+    total = f"{count(sum(cores for cores, _ in hosts), 'core')} in all"
+    cores = total if are_shared else f"{_cores_of_a_rank(settings)}{each}"
+    if not _uses_gpu(settings):
+        return cores
+    return f"1 GPU{each} and {cores}" if are_shared else f"1 GPU and {cores}"
+
+
+def _cores_of_a_rank(settings: Configuration) -> str:
     threads = settings.threads or (devices.thread_count(settings),)
     fewest, most = min(threads), max(threads)
-    cores = count(most, "core") if fewest == most else f"{fewest} to {most} cores"
-    gpu = "1 GPU and " if _uses_gpu(settings) else ""
-    return f"{gpu}{cores}{' a rank' if world.get_size() > 1 else ''}"
+    return count(most, "core") if fewest == most else f"{fewest} to {most} cores"
 
 
 def _uses_gpu(settings: Configuration) -> bool:

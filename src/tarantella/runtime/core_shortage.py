@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tarantella.runtime.words import count
+
 
 def core_warnings(hosts: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
     """One warning if ranks that compute on the CPU have to share cores, otherwise none.
@@ -25,7 +27,7 @@ def core_warnings(hosts: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
 
 
 def _reason(names: list[str], cores: int, ranks: int) -> str:
-    number = f"{cores} core" if cores == 1 else f"{cores} cores"
+    has = count(cores, "core")
     if len(names) == 1:
-        return f"host {names[0]} has {number} for {ranks} ranks"
-    return f"hosts {', '.join(names)} have {number} each for {ranks} ranks"
+        return f"host {names[0]} has {has} for {count(ranks, 'rank')}"
+    return f"hosts {', '.join(names)} have {has} each for {count(ranks, 'rank')}"

@@ -28,6 +28,7 @@ BAD_INPUT = 2
 # An exception with this attribute is raised again where `tnt.run` was called, and shown there.
 SENT_TO_CALLER = "_tnt_sent_to_caller"
 
+_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])|\n")
 # TensorFlow starts a page of text with this, and has the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
 _ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
@@ -87,8 +88,9 @@ def _cause_in(error: BaseException) -> str:
         if hasattr(error, "tnt_cause"):  # its class may have been loaded twice
             return str(error.tnt_cause)
         return str(error.code) if isinstance(error.code, str) else f"sys.exit({error.code})"
-    if is_ours(error):
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    if is_ours(error):  # the advice that follows is with the traceback
+        problem = _SENTENCE_END.split(str(error), maxsplit=1)[0]
+        return f"{type(error).__name__}: {problem.removesuffix('.')}"
     text = traceback.format_exception_only(type(error), error)[-1]
     first, _, more = text.partition("\n")
     first = _NODE.sub("", first)

@@ -7,24 +7,21 @@ them when MPI starts. No rank waits for another when it imports TensorFlow.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tarantella.errors import InputError
 from tarantella.runtime import messages, times, world
 from tarantella.runtime.configuration import Configuration, configuration, of_rank
+from tarantella.runtime.interfaces import address_of
 from tarantella.runtime.log import LOGGER
 from tarantella.runtime.socket_filter import accept_only
 
-_GET_ADDRESS = 0x8915  # of an interface, from Linux's sockios.h
 # What a driver shows to programs: of NVIDIA, of AMD, and of Windows to Linux in it.
 _GPU_DEVICES = ("nvidiactl", "nvidia0", "kfd", "dxg")
 
@@ -192,13 +189,6 @@ def _own_address(settings: Configuration) -> str:
     if interface and ":" not in interface:  # not a port of InfiniBand, which has no such address
         return address_of(interface)
     return _address_towards(world.get_host_names())
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer: Any = fcntl.ioctl(asked, _GET_ADDRESS, struct.pack("256s", interface.encode()))
-        return socket.inet_ntoa(answer[20:24])
 
 
 def _address_towards(hosts: Sequence[str]) -> str:

@@ -17,7 +17,9 @@ function themed(figure) {
     height: figure.height,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--text"), family: "system-ui, sans-serif", size: 12 },
-    colorway: [0, 1, 2, 3, 4, 5].map((index) => colour(`--c${index}`)),
+    // Plotly counts only visible traces, the legend counts all of them.
+    colorway: figure.data.flatMap((trace, index) =>
+      trace.visible === false ? [] : [colour(`--c${index}`)]),
     hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--text") } },
     showlegend: false, // the page has one, which also fits a narrow screen
     dragmode: touch ? false : "zoom", // a finger scrolls the page

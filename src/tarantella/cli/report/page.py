@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from tarantella.cli.report.figures import Figure, course_figures, metric_figures, part_figures
-from tarantella.cli.report.series import course, totals
+from tarantella.cli.report.series import course
 from tarantella.cli.run_record import RunRecord, Span
 from tarantella.cli.slow_ranks import find_slowest
 from tarantella.cli.summary import samples_per_second
@@ -34,7 +34,7 @@ def page(record: RunRecord, plotly: bytes) -> tuple[bytes, ...]:
         record: the run
         plotly: Plotly's JavaScript, which is most of the page
     """
-    ranks = totals(record)
+    ranks = record.totals()
     sections = {
         "Loss and metrics": metric_figures(record.epochs),
         "Over time": course_figures(record, course(record)),
@@ -55,7 +55,8 @@ def page(record: RunRecord, plotly: bytes) -> tuple[bytes, ...]:
 
 
 def _head(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
-    title = f"{Path(record.script[0]).name} on {count(len(record.ranks.hosts), 'rank')}"
+    name = record.function or Path(record.script[0]).name
+    title = f"{name} on {count(len(record.ranks.hosts), 'rank')}"
     state, words = _state(record)
     tiles = "".join(
         f'<div class="tile"><small>{escape(label)}</small><b>{escape(value)}</b></div>'
@@ -103,20 +104,17 @@ def _tiles(record: RunRecord, ranks: Mapping[int, Span]) -> dict[str, str]:
     """The numbers to see first."""
     length = (record.ended or time.time()) - record.started
     tiles = {"wall time": duration(length)}
-    trained = {rank: total for rank, total in ranks.items() if total.steps}
-    if trained:
-        seconds = max(each.training_seconds for each in trained.values())
-        if samples := sum(each.samples for each in trained.values()):
-            tiles["throughput in training"] = f"{rate(samples / max(seconds, 1e-9))} samples/s"
-        steps = max(each.steps for each in trained.values())
-        tiles["step time"] = f"{_number(1000 * seconds / steps)} ms"
+    if training := record.training():
+        if training.samples:
+            tiles["throughput in training"] = f"{rate(training.samples_per_second)} samples/s"
+        tiles["step time"] = f"{_number(1000 * training.seconds / training.steps)} ms"
     if record.epochs:
         last = record.epochs[-1]
         fit = f"epochs of fit {last.fit}" if last.fit > 1 else "epochs"
         tiles[fit] = f"{last.number} of {last.epochs}"
         if "loss" in last.logs:
             tiles["loss"] = _number(last.logs["loss"])
-    slowest = find_slowest({rank: total.parts for rank, total in trained.items()})
+    slowest = find_slowest({rank: total.parts for rank, total in ranks.items() if total.steps})
     if slowest is not None and SUMS not in record.unseen:
         tiles["slowest rank"] = f"rank {slowest.rank}, {slowest.ratio:.0%} over the median"
     if ranks:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +38,16 @@ class ReportFile:
         self._began = time.monotonic()
         self._due = self._began
 
+    def check(self) -> None:
+        """Raises an InputError if it could not be written, and writes nothing."""
+        target = Path(os.path.realpath(self._path))
+        try:
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            tempfile.TemporaryFile(dir=target.parent).close()
+        except OSError as error:
+            raise self._refusal(error) from None
+
     def update(self) -> None:
         """Write it again, if it is time to."""
         if time.monotonic() >= self._due:
@@ -55,10 +68,7 @@ class ReportFile:
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else repr(error)
             if not self._is_written and isinstance(error, OSError):
-                raise InputError(
-                    f"--report {self._path} cannot be written ({reason}): name a file in a folder "
-                    "that you can write to."
-                ) from None
+                raise self._refusal(error) from None
             if not self._is_written:
                 raise
             if not self._has_warned:
@@ -68,6 +78,12 @@ class ReportFile:
                     "the report may stay as it is."
                 )
         self._is_written = True
+
+    def _refusal(self, error: OSError) -> InputError:
+        return InputError(
+            f"--report {self._path} cannot be written ({error.strerror}): name a file in a folder "
+            "that you can write to."
+        )
 
     def _write(self) -> None:
         start = time.monotonic()

@@ -73,12 +73,6 @@ class Line:
     band_to: Values | None = None
 
 
-def totals(record: RunRecord) -> dict[int, Span]:
-    """What each rank did in all."""
-    found = {rank: record.total(rank) for rank in record.measured_ranks()}
-    return {rank: total for rank, total in found.items() if total is not None}
-
-
 def course(record: RunRecord) -> Course:
     """What all ranks did, in as many intervals as there is something to show in."""
     spans = {rank: record.spans(rank) for rank in record.measured_ranks()}
