@@ -15,6 +15,7 @@ import tensorflow as tf
 from oracle import (
     CLASSIFICATION,
     assert_close,
+    assert_runs_as_in_keras,
     assert_trains_as_in_keras,
     classification_data,
     small_model,
@@ -227,6 +228,21 @@ def test_steps_run_in_one_execution() -> None:
         lambda: {**CLASSIFICATION, "steps_per_execution": 3},
         lambda: {"x": tf.data.Dataset.from_tensor_slices((x, y)).map(lambda *s: s).batch(3)},
     )
+
+
+def test_training_on_batches_after_the_master_has_evaluated_alone() -> None:
+    """It has variables of metrics by then that the other ranks still have to make."""
+    x, y = classification_data()
+
+    def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
+        model = wrap(small_model())
+        model.compile(**CLASSIFICATION)
+        model.optimizer.build(model.trainable_variables)
+        if tnt.is_master_rank():
+            (model.model if isinstance(model, tnt.Model) else model).evaluate(x, y, verbose=0)
+        return [model.train_on_batch(x, y) for _ in range(2)]
+
+    assert_runs_as_in_keras(train)
 
 
 def test_a_message_tells_that_data_are_not_distributed(

@@ -337,10 +337,8 @@ class Model(keras.Model):
     ) -> Any:
         """Trains on this rank's micro-batches, in step with the other ranks."""
         self._start_from_master(adapter.spec)
-        if initial_epoch < epochs and not self.run_eagerly:
-            prepare_steps()
-            if self._has_steps_of_keras:
-                master_weights.build_training_state(self, adapter.spec)
+        if initial_epoch < epochs:
+            self._prepare_training(adapter.spec)
         adapter.on_step_size(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),
@@ -653,6 +651,8 @@ class Model(keras.Model):
                 y, class_weight
             )
         own = self._micro_batch((x, y, sample_weight))
+        if self.train_function is None:
+            self._prepare_training(_specs_of(own.data))
         with (
             METER.part(COMPUTE),
             self._batch_logs(_ALL),
@@ -704,11 +704,19 @@ class Model(keras.Model):
         tensors = tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch
         )
-        spec = tf.nest.map_structure(
-            lambda leaf: None if leaf is None else tf.TensorSpec.from_tensor(leaf), tensors
-        )
-        self._start_from_master(spec, again=False)
+        self._start_from_master(_specs_of(tensors), again=False)
         return micro_batch.cut(tensors, world.get_rank(), world.get_size())
+
+    def _prepare_training(self, spec: Any) -> None:
+        """Makes the variables of a step before it is traced, the same on all ranks.
+
+        The master rank may have some already, if it has evaluated the plain model alone.
+        """
+        if self.run_eagerly:
+            return
+        prepare_steps()
+        if self._has_steps_of_keras:
+            master_weights.build_training_state(self, spec)
 
     @contextmanager
     def _given(self, function_name: str, data: Any) -> Iterator[None]:
@@ -949,6 +957,13 @@ def _adapter(purpose: str, data: tuple[Any, ...], **options: Any) -> RankDataAda
     if not options["distribute"]:
         LOGGER.info("The %s data are not distributed: each rank uses its own.", purpose)
     return RankDataAdapter.of(*data, purpose=f"{purpose} data", **options)
+
+
+def _specs_of(tensors: Any) -> Any:
+    """The structure of a batch of dense tensors, some of which may be missing."""
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.TensorSpec.from_tensor(leaf), tensors
+    )
 
 
 def _require_data_parallelism(strategy: Any, num_pipeline_stages: Any) -> None:
