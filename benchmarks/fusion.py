@@ -24,7 +24,8 @@ import models
 from common import RANKS, compiled, is_rank, last_line, on_ranks, step_times, tarantella_on_ranks
 from overlap import hosts_on_slow_link, run_on_hosts
 
-THRESHOLDS = ["0", "32", "256", "1024", "4096", "1000000"]
+AUTO = "auto"
+THRESHOLDS = [AUTO, "32", "128", "256", "512", "1024", "4096", "1000000"]
 MODELS = ["lenet5", "resnet50", "transformer"]
 
 
@@ -103,7 +104,8 @@ def fusion_threshold(kb: str) -> Iterator[None]:
     from tarantella.keras import gradients
     from tarantella.runtime.configuration import configuration
 
-    changed = replace(configuration(), fusion_threshold_kb=int(kb))
+    number = None if kb == AUTO else int(kb)
+    changed = replace(configuration(), fusion_threshold_kb=number)
     with mock.patch.object(gradients, "configuration", return_value=changed):
         yield
 

@@ -63,8 +63,14 @@ def test_a_short_list_starts_again() -> None:
     assert of_rank(None, 3) is None
 
 
-def test_fusion_threshold_in_bytes() -> None:
-    assert read_configuration({"TNT_FUSION_THRESHOLD": "3"}).fusion_threshold_bytes == 3072
+@pytest.mark.parametrize(("value", "in_bytes"), [("3", 3072), ("0", 0), ("auto", None)])
+def test_fusion_threshold_in_bytes(value: str, in_bytes: int | None) -> None:
+    settings = read_configuration({"TNT_FUSION_THRESHOLD": value})
+    assert settings.fusion_threshold_bytes == in_bytes
+
+
+def test_fusion_threshold_is_chosen_if_nobody_sets_it() -> None:
+    assert read_configuration({}).fusion_threshold_bytes is None
 
 
 @pytest.mark.parametrize("value", ["", "0", "False", "no", "off"])

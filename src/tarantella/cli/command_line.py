@@ -131,9 +131,7 @@ def _add_option(parser: _Parser, name: str, row: Setting, option: Option) -> Non
         description["action"] = "store_true"
     if option.repeats:
         description |= {"action": "extend", "nargs": "+"}
-    parser.add(
-        option.group, *option.names, help=option.help.format(default=row.default), **description
-    )
+    parser.add(option.group, *option.names, help=row.help, **description)
 
 
 def _reader(kind: TextFormat[Any]) -> Callable[[str], Any]:

@@ -41,11 +41,10 @@ def completion_script(shell: str) -> str:
 def _completed() -> Iterator[_Completed]:
     for row in settings_of(Options).values():
         if (option := row.option) is not None:
-            about = option.help.format(default=row.default)
             kind = row.kind if option.metavar else None
             yield _Completed(
                 option.names,
-                about,
+                row.help,
                 option.metavar,
                 kind.choices if kind else (),
                 kind.path if kind else "",

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tarantella.data import micro_batch, pipeline
 from tarantella.data.micro_batch import MicroBatch
 from tarantella.data.padding import Padding
+from tarantella.internals.tensorflow import map_inline
 
 _NO_FINGERPRINT = np.int64(0)
 
@@ -58,5 +59,4 @@ def cut(dataset: tf.data.Dataset, rank: int, size: int, fingerprinted: bool = Tr
             )
         )
 
-    # Not in parallel: handing a batch over to another thread costs more than cutting it.
-    return Split(dataset.map(micro_batch_of))
+    return Split(map_inline(dataset, micro_batch_of))

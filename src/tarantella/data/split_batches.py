@@ -99,7 +99,7 @@ class Splitter:
         def micro_batch_of(tags: tf.Tensor, data: Any) -> MicroBatch:
             return MicroBatch(tags[0, 0], tags[0, 1], data, tags[0, 2])
 
-        return Split(batches.map(micro_batch_of), padding)
+        return Split(internals.map_inline(batches, micro_batch_of), padding)
 
     def _own_elements(
         self, dataset: tf.data.Dataset, batch_size: int, drop_remainder: bool

@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tarantella.comm.buckets import Bucket, fuse
+from tarantella.comm.fusion import best_threshold
 from tarantella.graph.packing import spec_of
+from tarantella.runtime import world
 
 
 class Channel(ABC):
@@ -37,16 +39,20 @@ class Channel(ABC):
     def __init__(self, purpose: str) -> None:
         self._purpose = purpose
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], threshold: int) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], threshold: int | None) -> list[tf.Tensor]:
         """The sums over all ranks of tensors whose static shapes are known.
 
         Args:
             tensors: In the order in which they become ready, the same on all ranks.
-            threshold: Tensors of fewer bytes are fused into messages of at least that many.
+            threshold: Tensors of fewer bytes are fused into messages of at least that many; None:
+                of as many as cost least.
         """
         wide = [self._as_sent(tensor) for tensor in tensors]
         sums: list[Any] = [None] * len(wide)
-        buckets = fuse([spec_of(tensor) for tensor in wide], threshold)
+        specs = [spec_of(tensor) for tensor in wide]
+        if threshold is None:
+            threshold = best_threshold(specs, len(set(world.get_host_names())))
+        buckets = fuse(specs, threshold)
         for member, result in self._sums(wide, buckets).items():
             result.set_shape(wide[member].shape)
             sums[member] = tf.cast(result, tensors[member].dtype)
@@ -54,7 +60,10 @@ class Channel(ABC):
 
     @abstractmethod
     def allreduce_with_slices(
-        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+        self,
+        tensors: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
+        threshold: int | None,
     ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
         """The sums of tensors as in `allreduce`, and the slices of all ranks.
 

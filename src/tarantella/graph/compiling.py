@@ -103,7 +103,7 @@ class RefusingChannel(Channel):
             refuse(f"a sum of {self._purpose}")
         return {}
 
-    def allreduce_with_slices(self, tensors: Any, slices: Any, threshold: int) -> Any:
+    def allreduce_with_slices(self, tensors: Any, slices: Any, threshold: int | None) -> Any:
         if slices:
             refuse(f"a sum of {self._purpose}")
         return self.allreduce(tensors, threshold), []

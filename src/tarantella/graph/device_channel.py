@@ -64,8 +64,8 @@ class DeviceChannel(Channel):
         self._counter = sum_counter(hint, self._thread)
         self._buckets = 0
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], threshold: int) -> list[tf.Tensor]:
-        return super().allreduce(tensors, max(threshold, BUCKET_BYTES))
+    def allreduce(self, tensors: Sequence[tf.Tensor], threshold: int | None) -> list[tf.Tensor]:
+        return super().allreduce(tensors, max(threshold or 0, BUCKET_BYTES))
 
     def _sums(self, tensors: list[tf.Tensor], buckets: list[Bucket]) -> dict[int, tf.Tensor]:
         packing = Packing(tensors, buckets)
@@ -106,7 +106,10 @@ class DeviceChannel(Channel):
         return tf.stop_gradient(total)  # it has none, which TensorFlow would complain about
 
     def allreduce_with_slices(
-        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+        self,
+        tensors: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
+        threshold: int | None,
     ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
         """The numbers of slices travel with one of the tensors: a message of their own would cost
         about as much as a large one."""

@@ -48,7 +48,10 @@ class HostChannel(Channel):
         return sums
 
     def allreduce_with_slices(
-        self, tensors: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices], threshold: int
+        self,
+        tensors: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
+        threshold: int | None,
     ) -> tuple[list[tf.Tensor], list[tf.IndexedSlices]]:
         sums = self.allreduce(tensors, threshold)
         return sums, [self._gathered(one) for one in slices]

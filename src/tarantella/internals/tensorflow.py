@@ -173,6 +173,19 @@ def members(structure: Any, element: Any) -> list[Any]:
     return list(_found(_FLATTEN_UP_TO)(structure, element))
 
 
+def map_inline(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """What `dataset.map(function)` is, computed in the thread that asks for an element.
+
+    That is for a function that costs less than handing its operations to other threads.
+    """
+    try:
+        mapped = _found(MAP[0])
+    except MissingNameError:
+        return dataset.map(function)
+    made: tf.data.Dataset = mapped(dataset, function, use_inter_op_parallelism=False)
+    return made
+
+
 def argument(dataset: tf.data.Dataset, name: Argument) -> Any:
     """An argument that a dataset was made with."""
     return _attribute(dataset, f"_{name}")

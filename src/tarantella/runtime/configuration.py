@@ -22,6 +22,7 @@ from tarantella.runtime.settings import (
     Option,
     TextFormat,
     one_of,
+    or_auto,
     setting,
     settings_of,
     whole_number,
@@ -142,14 +143,16 @@ class Configuration:
     tensorboard_on_all_devices: bool = setting(False, SWITCH, "TNT_TENSORBOARD_ON_ALL_DEVICES")
     # Whether each rank may have a run of W&B, MLflow or Comet, and logs to it.
     trackers_on_all_devices: bool = setting(False, SWITCH, "TNT_TRACKERS_ON_ALL_DEVICES")
-    fusion_threshold_kb: int = setting(
-        256,
-        whole_number("a whole number of kilobytes, 0 or more"),
+    # None: what costs least for the gradients of a model.
+    fusion_threshold_kb: int | None = setting(
+        None,
+        or_auto(whole_number("a whole number of kilobytes, 0 or more")),
         "TNT_FUSION_THRESHOLD",
         Option(
             ("--fusion-threshold",),
             Group.TRAINING,
-            "send gradients up to this size together; 0 sends each on its own",
+            "send gradients up to this size together; 0 sends each on its own, auto chooses by "
+            "the model ({default})",
             metavar="KB",
         ),
     )
@@ -267,8 +270,9 @@ class Configuration:
     )
 
     @property
-    def fusion_threshold_bytes(self) -> int:
-        return self.fusion_threshold_kb * 1024
+    def fusion_threshold_bytes(self) -> int | None:
+        """None: it is to be chosen."""
+        return None if self.fusion_threshold_kb is None else self.fusion_threshold_kb * 1024
 
 
 def of_rank(values: tuple[Value, ...] | None, rank: int) -> Value | None:

@@ -19,6 +19,7 @@ Default = TypeVar("Default")
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
+_AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ class Setting:
     option: Option | None = None
     planned: bool = False
 
+    @property
+    def help(self) -> str:
+        """What `--help` says about its option."""
+        assert self.option is not None
+        return self.option.help.format(default=self.kind.write(self.default))
+
     def read_variable(self, text: str) -> Any:
         """The value that the variable has with this text; an InputError if it makes no sense."""
         meant = text if self.kind.keeps_spaces else text.strip()
@@ -147,6 +154,18 @@ def whole_numbers(expected: str, smallest: int = 0) -> TextFormat[tuple[int, ...
     return TextFormat(
         expected, lambda text: tuple(one.read(part.strip()) for part in text.split(","))
     )
+
+
+def or_auto(one: TextFormat[Value]) -> TextFormat[Value | None]:
+    """What another format takes, or the word "auto", which stands for None."""
+
+    def read(text: str) -> Value | None:
+        return None if text.lower() == _AUTO else one.read(text)
+
+    def write(value: Value | None) -> str:
+        return _AUTO if value is None else one.write(value)
+
+    return TextFormat(f"{one.expected}, or {_AUTO}", read, write)
 
 
 def one_of(choices: Sequence[str], other_names: Mapping[str, str] | None = None) -> TextFormat[str]:
