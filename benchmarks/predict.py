@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RANKS = [2**n for n in range(11)]
-# A reduction of the state of layers, and one about stopping: see growth.py. The first is for the
-# moving means and variances of 53 batch normalization layers.
-SMALL_MESSAGES = (4 * 2 * 26_560, 12)
+# The state of layers: the moving means and variances of 53 batch normalization layers.
+SMALL_MESSAGES = (4 * 2 * 26_560,)
 
 
 # The model
@@ -183,7 +182,7 @@ def _multiplications(layer: Any) -> int:
 
 
 def messages_of(
-    layers: Sequence[Layer], forward: float, backward: float, threshold: int
+    layers: Sequence[Layer], forward: float, backward: float, threshold: int | None, hosts: int = 2
 ) -> list[Message]:
     """The messages of a step, as Tarantella makes them from 32-bit gradients.
 
@@ -191,11 +190,13 @@ def messages_of(
         layers: From first to last; the backward pass goes the other way.
         forward: Seconds.
         backward: Seconds.
-        threshold: The fusion threshold, in bytes.
+        threshold: The fusion threshold, in bytes; None: the best one for that many hosts.
+        hosts: The number of hosts.
     """
     import numpy as np
 
     from tarantella.comm.buckets import TensorSpec, fuse
+    from tarantella.comm.fusion import best_threshold
 
     specs, ready, done = [], [], 0.0
     for layer in reversed(layers):
@@ -203,6 +204,8 @@ def messages_of(
         for shape in reversed(layer.shapes):
             specs.append(TensorSpec(shape, np.dtype(np.float32)))
             ready.append(forward + done * backward)
+    if threshold is None:
+        threshold = best_threshold(specs, hosts)
     return [
         Message(max(ready[member] for member in bucket.members), bucket.nbytes)
         for bucket in fuse(specs, threshold)
@@ -216,23 +219,27 @@ def main() -> None:
     options = parsed()
     compute = options.compute_ms / 1e3
     forward = options.forward_share * compute
-    gradients = messages_of(resnet50(), forward, compute - forward, options.fusion_threshold * 1024)
+    layers, kilobytes = resnet50(), options.fusion_threshold
+    threshold = None if kilobytes is None else kilobytes * 1024
+    gradients = {
+        ranks: messages_of(layers, forward, compute - forward, threshold, ranks)
+        for ranks in options.ranks
+    }
     # The state of layers is ready after the forward pass, before any gradient.
     small = [Message(forward, nbytes) for nbytes in options.small_messages]
-    print_assumptions(options, gradients, small)
+    print_assumptions(options, list(gradients.values()), small)
     predictions = {}
     for gigabits, latency in zip(options.gigabits, options.latency_us, strict=True):
         bandwidth = options.usable * gigabits * 1e9 / 8
         network = Network(latency / 1e6, bandwidth, options.addition_gb * 1e9)
         predictions[gigabits] = [
-            predicted(options, [*small, *gradients], ranks, network) for ranks in options.ranks
+            predicted(options, [*small, *gradients[ranks]], ranks, network)
+            for ranks in options.ranks
         ]
     print_table(options.ranks, predictions)
 
 
 def parsed() -> argparse.Namespace:
-    from tarantella.runtime.configuration import Configuration
-
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -249,8 +256,7 @@ def parsed() -> argparse.Namespace:
     add("--call-us", type=float, default=100.0, help="Python's overhead of a reduction")
     add("--algorithm", choices=["fastest", *ALGORITHMS], default="fastest")
     add("--small-messages", type=int, nargs="*", default=list(SMALL_MESSAGES), metavar="BYTES")
-    threshold = Configuration().fusion_threshold_kb
-    add("--fusion-threshold", type=int, default=threshold, metavar="KB")
+    add("--fusion-threshold", type=int, metavar="KB", help="chosen as in a run, if left out")
     options = parser.parse_args()
     if len(options.gigabits) != len(options.latency_us):
         parser.error("--gigabits and --latency-us need one number each for every network")
@@ -284,7 +290,7 @@ def predicted(
 
 
 def print_assumptions(
-    options: argparse.Namespace, gradients: Sequence[Message], small: Sequence[Message]
+    options: argparse.Namespace, gradients: Sequence[Sequence[Message]], small: Sequence[Message]
 ) -> None:
     print(f"ResNet-50, 224 x 224, {options.samples} samples on each rank, for any number of ranks.")
     print("Assumed:")
@@ -294,11 +300,16 @@ def print_assumptions(
 
 
 def assumptions(
-    options: argparse.Namespace, gradients: Sequence[Message], small: Sequence[Message]
+    options: argparse.Namespace, gradients: Sequence[Sequence[Message]], small: Sequence[Message]
 ) -> list[str]:
     speed = 1e3 * options.samples / options.compute_ms
-    megabytes = sum(message.nbytes for message in gradients) / 1e6
+    megabytes = sum(message.nbytes for message in gradients[0]) / 1e6
+    counts = sorted({len(messages) for messages in gradients})
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    threshold = options.fusion_threshold
+    fused = "small ones fused" if threshold is None else f"those below {threshold} KiB fused"
     sizes = " and ".join(str(message.nbytes) for message in small)
+    before = f"Before them, {sizes} bytes are sent after the forward pass. " if small else ""
     networks = " and ".join(
         f"{gigabits:g} Gbit/s with {latency:g} us a message"
         for gigabits, latency in zip(options.gigabits, options.latency_us, strict=True)
@@ -307,9 +318,8 @@ def assumptions(
         f"Forward and backward pass take {options.compute_ms:g} ms on every rank and in every "
         f"step ({speed:.0f} samples a second), {options.forward_share:.0%} of it forward. The "
         "backward pass spends its time on layers in proportion to their multiplications.",
-        f"Gradients of {megabytes:.1f} MB are reduced in {len(gradients)} messages, those below "
-        f"{options.fusion_threshold} KiB fused, in order, one after the other. There are "
-        f"also {len(small)} small messages ({sizes} bytes), which are sent after the forward pass. "
+        f"Gradients of {megabytes:.1f} MB are reduced in {number} messages, {fused}, in order, one "
+        f"after the other. {before}"
         f"Each message takes {options.call_us:g} us more than MPI needs for it.",
         f"Networks of {networks}, of which every rank can use {options.usable:.0%} in both "
         "directions at the same time, wherever the ranks are.",

@@ -25,7 +25,8 @@ MESSAGES = 3  # each layer has more than 256 kB
 
 def test_timeline_of_two_hosts(cluster: Cluster) -> None:
     trace = cluster.folder / "trace.json"
-    result = cluster.run("--timeline", str(trace), "--", cluster.script(SCRIPT))
+    options = ["--fusion-threshold", "256", "--timeline", str(trace)]
+    result = cluster.run(*options, "--", cluster.script(SCRIPT))
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     events = json.loads(trace.read_text())["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]

@@ -68,7 +68,7 @@ VARIABLES = [
     ("TNT_THREADS", "0", "a whole number, 1 or more"),
     ("TNT_STALL_TIMEOUT", "-1", "a whole number of seconds, or 0 to wait forever"),
     ("TNT_GRACE_PERIOD", "soon", "a whole number of seconds, 0 or more"),
-    ("TNT_FUSION_THRESHOLD", "1.5", "a whole number of kilobytes, 0 or more"),
+    ("TNT_FUSION_THRESHOLD", "1.5", "a whole number of kilobytes, 0 or more, or auto"),
     ("TNT_CORES", "0,x", "lists of cores, as in 0-3:4-7"),
     ("TNT_GPUS", "first", "the numbers of GPUs, separated by commas"),
     ("TNT_CHECK_TIMEOUT", "9999", "a whole number of seconds, from 1 to 3600"),
