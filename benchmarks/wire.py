@@ -24,7 +24,7 @@ HEAD = "| hosts | ranks on each | type | sent by each host | over the least | ov
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--ranks", type=int, default=2, help="ranks on each host")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["float32", "bfloat16"])
     parser.add_argument("--numbers", type=int, default=2_000_000, help="length of the array")

@@ -14,12 +14,16 @@ WIRE = str(ROOT / "benchmarks" / "wire.py")  # counts the bytes
 NUMBERS = 1_000_000
 
 
-def test_one_sum_of_each_host_crosses_the_network(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("hosts", "ranks"), [(2, 2), (3, 1)])
+def test_one_sum_of_each_host_crosses_the_network(
+    hosts: int, ranks: int, cluster: Cluster
+) -> None:
     program = [WIRE, "--types", "float32", "bfloat16", "--numbers", str(NUMBERS)]
-    result = cluster.run("--n-per-node", "2", "--", *program)
+    names = tuple(node.name for node in cluster.nodes[:hosts])
+    result = cluster.run("--n-per-node", str(ranks), "--", *program, hosts=names)
     assert result.returncode == 0, result.stderr
     sent = json.loads(result.stdout)
-    least = 4 * NUMBERS  # of two hosts, each sends half of its array, and half of the sum
+    least = 2 * (hosts - 1) / hosts * 4 * NUMBERS
     for whole, half in zip(sent["float32"], sent["bfloat16"], strict=True):
         assert least <= whole <= 1.1 * least
         assert least / 2 <= half <= 0.6 * whole

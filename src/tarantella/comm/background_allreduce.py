@@ -3,8 +3,8 @@
 Sums begin in the order in which messages are sent, which must be the same on all ranks. MPI makes
 progress only while it is called, so a thread polls it until all sums have arrived.
 
-Of each host, one sum crosses the network, however many ranks it has. MPICH's `Iallreduce` does it
-like that; for numbers of 16 bits `allreduce_16_bits` does.
+Of each host, one sum crosses the network, however many ranks it has (`hierarchical_allreduce`).
+Small arrays are left to MPI's `Iallreduce`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tarantella.comm import buffers
-from tarantella.comm.allreduce_16_bits import Exchange, Route, SumOf16Bits
+from tarantella.comm.hierarchical_allreduce import (
+    Exchange,
+    HierarchicalAllreduce,
+    Peers,
+    uses_least_bytes,
+)
 from tarantella.comm.waiting import count_barrier, pauses
 from tarantella.runtime import times, watch, world
 from tarantella.runtime.meter import METER
@@ -36,7 +41,7 @@ Array = npt.NDArray[Any]
 # pieces.
 _PIECE_BYTES = 1 << 20
 _PIECES_IN_FLIGHT = 8
-# A piece of 16 bits has two tags. Every MPI has this many, and far fewer pieces are in flight.
+# A piece has two tags. Every MPI has this many, and far fewer pieces are in flight.
 _TAGS = 32768
 
 
@@ -89,7 +94,8 @@ class BackgroundAllreduce:
 
     def __init__(self, communicator: Any, host_names: Sequence[str]) -> None:
         self._communicator = communicator
-        self._route = Route.of(communicator.Get_rank(), host_names)
+        self._peers = Peers.of(communicator.Get_rank(), host_names)
+        self._hosts = len(set(host_names))
         self._tags = cycle(range(0, _TAGS, 2))
         rounds = int(np.ceil(np.log2(communicator.Get_size())))
         self._piece_bytes = min(_PIECE_BYTES * max(rounds, 1), buffers.MESSAGE_BYTES)
@@ -167,10 +173,11 @@ class BackgroundAllreduce:
 
     def _start(self, source: Any, target: Array, then: Callable[[], None]) -> Exchange:
         """Starts to sum a piece; `then` is called when its sum is there."""
-        if target.itemsize != 2 or target.dtype.kind in "iu":
+        if not uses_least_bytes(target, self._hosts):
             return Exchange([self._communicator.Iallreduce(source, target)], then)
         tag = next(self._tags)
-        return SumOf16Bits(source, target, self._communicator, self._route, tag, then).start()
+        communicator, peers = self._communicator, self._peers
+        return HierarchicalAllreduce(source, target, communicator, peers, tag, then).start()
 
     def _next(self) -> Message | None:
         with self._changed:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tarantella.comm.allreduce_16_bits import Route
+from tarantella.comm.hierarchical_allreduce import Peers
 
 
 @pytest.mark.parametrize(
-    ("hosts", "rank", "neighbours", "carriers", "counterparts"),
+    ("hosts", "rank", "neighbours", "leaders", "counterparts"),
     [
         ("ab", 1, (1,), (1,), (0, 1)),
         ("aabb", 3, (2, 3), (2, 3), (1, 3)),
@@ -21,11 +21,11 @@ from tarantella.comm.allreduce_16_bits import Route
         ("a", 0, (0,), (0,), (0,)),
     ],
 )
-def test_route(
+def test_peers(
     hosts: str,
     rank: int,
     neighbours: tuple[int, ...],
-    carriers: tuple[int, ...],
+    leaders: tuple[int, ...],
     counterparts: tuple[int, ...],
 ) -> None:
-    assert Route.of(rank, hosts) == Route(rank, neighbours, carriers, counterparts)
+    assert Peers.of(rank, hosts) == Peers(rank, neighbours, leaders, counterparts)
