@@ -205,7 +205,7 @@ def messages_of(
             specs.append(TensorSpec(shape, np.dtype(np.float32)))
             ready.append(forward + done * backward)
     if threshold is None:
-        threshold = best_threshold(specs, hosts)
+        threshold = best_threshold(tuple(specs), hosts)
     return [
         Message(max(ready[member] for member in bucket.members), bucket.nbytes)
         for bucket in fuse(specs, threshold)

@@ -11,8 +11,8 @@ from tarantella.comm.fusion import best_threshold
 FLOAT = np.dtype(np.float32)
 
 
-def _specs(*kilobytes: float) -> list[TensorSpec]:
-    return [TensorSpec((int(256 * each),), FLOAT) for each in kilobytes]
+def _specs(*kilobytes: float) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec((int(256 * each),), FLOAT) for each in kilobytes)
 
 
 def _messages(hosts: int, *kilobytes: float) -> list[tuple[int, ...]]:
@@ -38,4 +38,4 @@ def test_more_hosts_get_fewer_messages() -> None:
 
 
 def test_there_may_be_no_tensors() -> None:
-    assert fuse([], best_threshold([], 1)) == []
+    assert fuse([], best_threshold((), 1)) == []

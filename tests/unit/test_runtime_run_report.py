@@ -65,7 +65,7 @@ def test_the_line_at_the_start(
     shown: str,
 ) -> None:
     monkeypatch.setattr(world, "_size", len(hosts))
-    monkeypatch.setattr(world, "_several_hosts", len(set(hosts)) > 1)
+    monkeypatch.setattr(world, "_host_count", len(set(hosts)))
     monkeypatch.setattr(world, "get_host_names", lambda: hosts)
     monkeypatch.setattr(servers, "_addresses", addresses)
     assert banner.text(settings) == shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,11 +19,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    @property
+    @cached_property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
@@ -59,15 +60,17 @@ def fuse(specs: Sequence[TensorSpec], threshold: int) -> list[Bucket]:
     """
     buckets: list[Bucket] = []
     open_members: dict[np.dtype, list[int]] = {}
+    open_bytes: dict[np.dtype, int] = {}
     for position, spec in enumerate(specs):
         if spec.nbytes >= threshold:
             buckets.append(Bucket.of([position], [spec]))
             continue
         members = open_members.setdefault(spec.dtype, [])
         members.append(position)
-        if sum(specs[member].nbytes for member in members) >= threshold:
+        open_bytes[spec.dtype] = open_bytes.get(spec.dtype, 0) + spec.nbytes
+        if open_bytes[spec.dtype] >= threshold:
             buckets.append(Bucket.of(members, [specs[member] for member in members]))
-            del open_members[spec.dtype]
+            del open_members[spec.dtype], open_bytes[spec.dtype]
     for members in open_members.values():
         buckets.append(Bucket.of(members, [specs[member] for member in members]))
     return buckets

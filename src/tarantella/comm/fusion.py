@@ -3,25 +3,26 @@
 A message costs time whatever its size: a call from TensorFlow into Python, a wait for the slowest
 rank, the latency of a network. A tensor that shares a message is copied. What is best follows from
 the sizes of a model's gradients and from the number of hosts, and is found without measuring: so
-all ranks come to the same threshold, and so do all runs, in which sums are rounded alike.
+all ranks, and all runs, choose the same one and round alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 
 from tarantella.comm.buckets import TensorSpec, fuse
 
-# On the machine of docs/performance.md, in seconds. Only their ratios matter, and not much: half or
-# twice of one of them makes a step less than 2 % longer.
+# On the machine of docs/performance.md, in seconds. Only their ratios matter, and not much: halving
+# or doubling one of them costs less than 2 % of a step.
 _CALL = 100e-6  # for a message on one host
 _ROUND = 60e-6  # more on a network, for each of the rounds that all hosts need to add up
 _COPY = 0.4e-9  # for a byte that is copied where its message is put together
 _THRESHOLDS = tuple(1024 << power for power in range(4, 14))  # 16 kB to 8 MB
 
 
-def best_threshold(specs: Sequence[TensorSpec], hosts: int) -> int:
+@lru_cache
+def best_threshold(specs: tuple[TensorSpec, ...], hosts: int) -> int:
     """The threshold, in bytes, for tensors that are summed together in each step.
 
     Args:

@@ -51,7 +51,7 @@ class Channel(ABC):
         sums: list[Any] = [None] * len(wide)
         specs = [spec_of(tensor) for tensor in wide]
         if threshold is None:
-            threshold = best_threshold(specs, len(set(world.get_host_names())))
+            threshold = best_threshold(tuple(specs), world.get_host_count())
         buckets = fuse(specs, threshold)
         for member, result in self._sums(wide, buckets).items():
             result.set_shape(wide[member].shape)

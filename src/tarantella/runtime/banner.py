@@ -16,7 +16,7 @@ def show(settings: Configuration) -> None:
 
 def text(settings: Configuration) -> str:
     """The ranks of this run in one line."""
-    hosts = len(set(world.get_host_names()))
+    hosts = world.get_host_count()
     ranks = f"{count(world.get_size(), 'rank')} on {count(hosts, 'host')}"
     engine = words_for_engine()
     return f"{ranks}, {_devices(settings)}{f'; sums by {engine}' if engine else ''}"

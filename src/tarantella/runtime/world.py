@@ -82,7 +82,7 @@ class Communicators:
 _rank = 0
 _size = 1
 _locations: tuple[RankLocation, ...] = (this_location(),)
-_several_hosts = False
+_host_count = 1
 _communicators: Communicators | None = None
 _communicators_in_use: ContextVar[Communicators | None] = ContextVar("communicators", default=None)
 _pid = 0  # the process that MPI runs in; 0 where it does not
@@ -97,10 +97,10 @@ def belong_to(rank: int, size: int) -> None:
 
 def join(rank: int, locations: Sequence[RankLocation], communicators: Communicators) -> None:
     """This process is a rank."""
-    global _rank, _size, _locations, _several_hosts, _communicators, _pid
+    global _rank, _size, _locations, _host_count, _communicators, _pid
     _rank, _size = rank, len(locations)
     _locations = tuple(locations)
-    _several_hosts = len(set(get_host_names())) > 1
+    _host_count = len(set(get_host_names()))
     _communicators = communicators
     _pid = os.getpid()
 
@@ -153,9 +153,14 @@ def get_host_names() -> tuple[str, ...]:
     return tuple(location.host for location in _locations)
 
 
+def get_host_count() -> int:
+    """On how many hosts the ranks of this run are."""
+    return _host_count
+
+
 def has_several_hosts() -> bool:
     """Whether the ranks of this run are on more than one host."""
-    return _several_hosts
+    return _host_count > 1
 
 
 def get_locations() -> tuple[RankLocation, ...]:
