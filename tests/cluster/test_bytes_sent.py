@@ -15,9 +15,7 @@ NUMBERS = 1_000_000
 
 
 @pytest.mark.parametrize(("hosts", "ranks"), [(2, 2), (3, 1)])
-def test_one_sum_of_each_host_crosses_the_network(
-    hosts: int, ranks: int, cluster: Cluster
-) -> None:
+def test_one_sum_of_each_host_crosses_the_network(hosts: int, ranks: int, cluster: Cluster) -> None:
     program = [WIRE, "--types", "float32", "bfloat16", "--numbers", str(NUMBERS)]
     names = tuple(node.name for node in cluster.nodes[:hosts])
     result = cluster.run("--n-per-node", str(ranks), "--", *program, hosts=names)

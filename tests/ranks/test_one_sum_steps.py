@@ -7,13 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
-from oracle import CLASSIFICATION, assert_trains_as_in_keras, batches, classification_data
+from oracle import (
+    CLASSIFICATION,
+    assert_runs_as_in_keras,
+    assert_trains_as_in_keras,
+    batches,
+    classification_data,
+)
 
 import tarantella as tnt
+from tarantella.errors import InputError
 from tarantella.graph.channel import Channel
-from tarantella.keras import one_sum_step
+from tarantella.keras import hooks, one_sum_step
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("float64")]
 layers = keras.layers
@@ -103,6 +111,7 @@ def test_logs_that_are_read_take_no_sum_of_their_own(sums: list[str]) -> None:
     model.fit(data, epochs=1, verbose=0, callbacks=[ReadsLogs()])
     at_end = sums.count("metrics")
     model.fit(data, epochs=2, verbose=0, callbacks=[ReadsLogs()])
+    assert at_end
     assert sums.count("metrics") == 3 * at_end  # once an epoch, whatever its steps
     assert sums.count("layers") == 0
 
@@ -210,4 +219,126 @@ def test_metrics_that_only_look_like_those_of_keras_see_the_update(kind: str) ->
 
     assert_trains_as_in_keras(
         make_model, arguments, lambda: {"x": batches(*classification_data(12))}
+    )
+
+
+class OfLayers(keras.Model):
+    """A model of a user's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = layers.Dense(4), layers.Dense(3, activation="softmax")
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+
+def called_once() -> keras.Model:
+    model = OfLayers()
+    model(np.zeros((1, 5)))
+    return model
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_ranks_that_are_traced_again_by_themselves_communicate_like_the_others(
+    optimizer: str, jit_compile: bool
+) -> None:
+    """Batches of one sample more or less change the shape of the micro-batch on one rank only."""
+    x, y = classification_data()
+
+    def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
+        model = wrap(called_once())
+        model.compile(optimizer, CLASSIFICATION["loss"], jit_compile=jit_compile)
+        return [model.train_on_batch(x[:size], y[:size]) for size in (6, 5, 6, 7, 4)]
+
+    assert_runs_as_in_keras(train)
+
+
+def test_a_users_model_after_the_master_has_evaluated_it_alone() -> None:
+    """The master has variables of metrics by then that the others make in the first step."""
+    x, y = classification_data()
+
+    def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
+        model = wrap(called_once())
+        model.compile(**CLASSIFICATION)
+        if tnt.is_master_rank():
+            (model.model if isinstance(model, tnt.Model) else model).evaluate(x, y, verbose=0)
+        return model.fit(batches(x, y), epochs=2, verbose=0).history
+
+    assert_runs_as_in_keras(train)
+
+
+class ThenDecays:
+    """Goes on with the weights that an optimizer has updated."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        variables = list(trainable_variables)
+        super().apply(grads, variables)  # type: ignore[misc]
+        for variable in variables:
+            variable.assign(0.9 * variable)
+
+
+class DecayingSGD(ThenDecays, keras.optimizers.SGD):
+    pass
+
+
+def replaced_apply() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.SGD(0.1)
+    apply = optimizer.apply
+
+    def apply_and_decay(grads: Any, trainable_variables: Any) -> None:
+        apply(grads, trainable_variables)
+        for variable in trainable_variables:
+            variable.assign(0.9 * variable)
+
+    optimizer.apply = apply_and_decay
+    return optimizer
+
+
+@pytest.mark.parametrize("make_optimizer", [lambda: DecayingSGD(0.1), replaced_apply])
+def test_an_optimizer_that_goes_on_after_the_update(
+    make_optimizer: Callable[[], keras.optimizers.Optimizer],
+) -> None:
+    assert_trains_as_in_keras(
+        with_state,
+        lambda: {**CLASSIFICATION, "optimizer": make_optimizer()},
+        lambda: {"x": batches(*classification_data()), "callbacks": [ReadsLogs()]},
+    )
+
+
+def test_an_update_that_nobody_could_see_is_an_error() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    hidden = hooks.unhooked(keras.optimizers.SGD.apply)
+    optimizer.apply = lambda *arguments: hidden(optimizer, *arguments)
+    model = tnt.Model(with_state())
+    model.compile(**{**CLASSIFICATION, "optimizer": optimizer})
+    with pytest.raises(InputError, match="Gradients were not summed over the ranks"):
+        model.fit(batches(*classification_data()), verbose=0)
+
+
+class Adaptive(keras.Model):
+    """A model whose loss depends on what a metric has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = layers.Dense(3, activation="softmax")
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x: Any) -> Any:
+        return self.out(x)
+
+    def compute_loss(self, x: Any = None, *arguments: Any, **named: Any) -> Any:
+        self.seen.update_state(keras.ops.mean(keras.ops.square(x), axis=1))
+        return super().compute_loss(x, *arguments, **named) * (1 + self.seen.result())
+
+
+@pytest.mark.parametrize("callbacks", [[ReadsLogs()], []], ids=["read", "unread"])
+def test_results_of_metrics_in_a_users_code_are_those_of_all_ranks(callbacks: Any) -> None:
+    data = batches(*classification_data())
+    assert_trains_as_in_keras(
+        Adaptive,
+        lambda: CLASSIFICATION,
+        lambda: {"x": data, "validation_data": data, "callbacks": callbacks},
     )

@@ -127,3 +127,9 @@ def pauses(longest: float = times.LONGEST_PAUSE) -> Iterator[None]:
 def ranks_share_cores() -> bool:
     """Whether any host has more ranks than cores. All ranks come to the same answer."""
     return any(ranks > cores for cores, ranks in world.get_cores_and_ranks().values())
+
+
+@cache
+def ranks_have_spare_cores() -> bool:
+    """Whether every host has two cores for each rank. All ranks come to the same answer."""
+    return all(2 * ranks <= cores for cores, ranks in world.get_cores_and_ranks().values())

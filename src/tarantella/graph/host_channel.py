@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tarantella.comm import shared_memory
 from tarantella.comm.buckets import Bucket
-from tarantella.comm.waiting import barrier, wait_polling
+from tarantella.comm.waiting import barrier, ranks_have_spare_cores, wait_polling
 from tarantella.graph.channel import Channel
 from tarantella.graph.host_call import host_call
 from tarantella.graph.result_buffers import ResultBuffers
@@ -33,18 +33,19 @@ class HostChannel(Channel):
         super().__init__(purpose)
         # Host calls run in threads of TensorFlow, so they cannot ask for it.
         self._communicator: Any = world.communicator(purpose)
-        self._buckets = 0
+        self._lanes = 0
 
     def _sums(self, tensors: list[tf.Tensor], buckets: list[Bucket]) -> dict[int, tf.Tensor]:
         sums: dict[int, tf.Tensor] = {}
-        for bucket in buckets:
+        for group in _summed_together(buckets):
+            members = [member for bucket in group for member in bucket.members]
             results = self._in_order(
-                _bucket_sum(bucket, self._communicator),
-                [tensors[member] for member in bucket.members],
-                [tensors[member].dtype for member in bucket.members],
-                self._lane(bucket),
+                _sums_of(group, self._communicator),
+                [tensors[member] for member in members],
+                [tensors[member].dtype for member in members],
+                self._lane(group),
             )
-            sums.update(zip(bucket.members, results, strict=True))
+            sums.update(zip(members, results, strict=True))
         return sums
 
     def allreduce_with_slices(
@@ -113,10 +114,11 @@ class HostChannel(Channel):
         with tf.control_dependencies([] if tf.executing_eagerly() else tensors):
             return call, self._call(note, [], [tf.bool])
 
-    def _lane(self, bucket: Bucket) -> str:
-        """Where a bucket is in a timeline."""
-        self._buckets += 1
-        return f"{self._purpose} {self._buckets} ({bucket.nbytes / 1e6:.2f} MB)"
+    def _lane(self, buckets: Sequence[Bucket]) -> str:
+        """Where buckets that are summed together are in a timeline."""
+        self._lanes += 1
+        megabytes = sum(bucket.nbytes for bucket in buckets) / 1e6
+        return f"{self._purpose} {self._lanes} ({megabytes:.2f} MB)"
 
     def _call(
         self, function: Callable[..., Any], tensors: list[tf.Tensor], dtypes: list[tf.DType]
@@ -125,15 +127,31 @@ class HostChannel(Channel):
         return tf.nest.flatten(host_call(function, tensors, dtypes, independent=True))
 
 
-def _bucket_sum(bucket: Bucket, communicator: Any) -> Callable[..., list[np.ndarray]]:
-    """A function of the bucket's arrays that returns their sums over the ranks."""
-    buffers = ResultBuffers(bucket)
+def _summed_together(buckets: list[Bucket]) -> list[list[Bucket]]:
+    """Buckets that share a host call.
+
+    Each call waits for the slowest rank. It pays to sum a bucket while the next one is computed,
+    but only on a core that has nothing else to do.
+    """
+    if ranks_have_spare_cores() or not buckets:
+        return [[bucket] for bucket in buckets]
+    return [buckets]
+
+
+def _sums_of(buckets: Sequence[Bucket], communicator: Any) -> Callable[..., list[np.ndarray]]:
+    """A function of the arrays of buckets that returns their sums over the ranks."""
+    buffers = [ResultBuffers(bucket) for bucket in buckets]
 
     def total(*arrays: np.ndarray) -> list[np.ndarray]:
-        source, target, members = buffers.load(arrays)
+        each = iter(arrays)
+        loaded = [
+            buffer.load([next(each) for _ in bucket.members])
+            for buffer, bucket in zip(buffers, buckets, strict=True)
+        ]
         barrier(communicator)
-        shared_memory.allreduce(source, target, communicator)
-        return members
+        for source, target, _ in loaded:
+            shared_memory.allreduce(source, target, communicator)
+        return [member for _, _, members in loaded for member in members]
 
     return total
 

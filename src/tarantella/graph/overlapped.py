@@ -47,7 +47,7 @@ class OverlappedChannel(HostChannel):
         sums: dict[int, tf.Tensor] = {}
         for group in _groups(buckets):
             sent = [
-                BucketInFlight(bucket, self._background, self._lane(bucket)) for bucket in group
+                BucketInFlight(bucket, self._background, self._lane([bucket])) for bucket in group
             ]
             for each in sent:
                 self._send(each, [tensors[member] for member in each.bucket.members])

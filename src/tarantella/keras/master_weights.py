@@ -58,9 +58,11 @@ class NewVariables:
         """Gives this rank the master's values of those variables that have one by now."""
         if not self._pending:
             return
-        of_optimizers = {id(variable) for variable in _optimizer_variables(model)}
-        # Those are many, and the same on all ranks.
-        pending = [v for v in self._pending if id(v) not in of_optimizers]
+        # Those of optimizers and metrics are the same on all ranks, some of which may have them
+        # already: the master, if it has evaluated the plain model alone.
+        of_metrics = (variable for metric in model.metrics for variable in metric.variables)
+        alike = {id(variable) for variable in (*_optimizer_variables(model), *of_metrics)}
+        pending = [v for v in self._pending if id(v) not in alike]
         with tf.init_scope():
             ready = [bool(internals.tf_variable(v).is_initialized()) for v in pending]
             self._pending = [v for v, is_ready in zip(pending, ready, strict=True) if not is_ready]

@@ -33,7 +33,6 @@ class Metrics:
         share: This rank's share of the global batch.
         graph: How tensors depend on the samples.
         numbers: The numbers in the user's code, over all ranks.
-        over_ranks: Whether the results are those of all ranks, not of this one.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class Metrics:
         share: StepShare,
         graph: BatchGraph,
         numbers: GlobalNumbers,
-        over_ranks: bool,
     ) -> None:
         self._share = share
         self._graph = graph
         self._numbers = numbers
-        self._over_ranks = over_ranks
         self._channel = channel("metrics")
         self._can_be_empty = _can_be_empty(micro_batch)
         self._global_results: list[tf.Tensor] = []
@@ -130,10 +127,12 @@ class Metrics:
             return result(metric)
         return self.results_of(lambda: result(metric), [metric])
 
-    def results_of(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
-        """What `compute` makes of the state that metrics have over all ranks."""
+    def results_of(
+        self, compute: Callable[[], Any], metrics: Iterable[Any], over_ranks: bool = True
+    ) -> Any:
+        """What `compute` makes of the state that metrics have over all ranks, or on this one."""
         with hooks.handling(self.nested()):
-            if self._over_ranks:
+            if over_ranks:
                 results = global_results(compute, metrics, self._channel)
             else:
                 results = _values(compute())

@@ -20,11 +20,13 @@ from tarantella.keras.step import DeferredStep
 
 
 def is_possible(model: Any) -> bool:
-    """Whether the step that Keras defines for a model can be taken like this."""
+    """Whether the step that Keras defines for a model can be taken like this.
+
+    All variables that it needs must exist.
+    """
     return (
         not tf.executing_eagerly()  # where order is what the user sees
         and bool(model.trainable_weights)
-        and internals.has_training_state(model)
         and internals.only_keras_sees_updates(model)
     )
 

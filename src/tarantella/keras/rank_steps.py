@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tarantella.data.micro_batch import MicroBatch
+from tarantella.errors import InputError
 from tarantella.graph.engine import channel
 from tarantella.graph.phases import end_phase
 from tarantella.internals import keras as internals
@@ -31,10 +33,28 @@ from tarantella.keras.compiled_step import CompiledStep, RefusedStep
 from tarantella.keras.layer_state import LayerState
 from tarantella.keras.measured import measured_function
 from tarantella.keras.metrics import global_results
-from tarantella.keras.step import DeferredStep, Step, current
+from tarantella.keras.step import Step, current
 from tarantella.keras.stop_requests import StopsOnAllRanks
 from tarantella.runtime import world
 from tarantella.runtime.meter import METER
+
+_UNSEEN_UPDATE = (
+    "Gradients were not summed over the ranks: the optimizer updates the weights by a function "
+    "that was taken from it before `tnt.Model(model)`. Override `apply` in a subclass instead."
+)
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """How a training step communicates: the same on all ranks.
+
+    Attributes:
+        is_compiled: Whether XLA compiles it, unless it needs a sum in the middle.
+        has_one_sum: Otherwise, whether all is summed together.
+    """
+
+    is_compiled: bool
+    has_one_sum: bool
 
 
 class _Replaceable:
@@ -81,6 +101,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     _tnt_takes_gradients: bool  # of compiled calls
     _tnt_batch_logs: frozenset[str]
     _tnt_new_variables: master_weights.NewVariables
+    _tnt_step_kinds: dict[tuple[str, bool], StepKind]
+    _tnt_called: set[tuple[str, bool]]  # functions of steps, with and without logs of batches
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
     @_Replaceable
@@ -92,7 +114,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         if not tf.executing_eagerly():
             METER.note_tracing()
         end_phase("input", data.data)
-        compiled = self._compiled_step(data, step_on)
+        kind = self._kind_of_step()
+        compiled = self._compiled_step(data, step_on) if kind.is_compiled else None
         if isinstance(compiled, CompiledStep):
             self._advise_on_statistics(compiled.step)
             # Keras's own step returns the results of metrics.
@@ -102,32 +125,58 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             self._tnt_new_variables.shared(self),
             self._compiled_calls(self._can_be_compiled(), for_gradients=True),
         ):
-            step, logs = self._step(data, step_on, written)
+            step, logs = self._step(data, step_on, written, kind.has_one_sum)
         self._advise_on_statistics(step)
         return logs
 
+    def _kind_of_step(self) -> StepKind:
+        """How the step that is being traced communicates.
+
+        The first call of a function of steps decides; if TensorFlow traces it twice, since it made
+        variables, the second time. Later, each rank is traced again for shapes of its own, and has
+        to communicate like those that are not.
+        """
+        function = ("train", self._needs_batch_logs("train"))
+        if function not in self._tnt_called:
+            self._tnt_step_kinds[function] = self._possible_kind_of_step()
+        return self._tnt_step_kinds[function]
+
+    def _possible_kind_of_step(self) -> StepKind:
+        # Without all variables, TensorFlow traces the step again.
+        if self._overrides_step_methods or not internals.has_training_state(self):
+            return StepKind(is_compiled=False, has_one_sum=False)
+        return StepKind(
+            is_compiled=bool(self.jit_compile) and self._can_be_compiled(),
+            has_one_sum=one_sum_step.is_possible(self),
+        )
+
     def _step(
-        self, data: MicroBatch, step_on: Callable[[Any], Any], written: Sequence[Any]
+        self,
+        data: MicroBatch,
+        step_on: Callable[[Any], Any],
+        written: Sequence[Any],
+        has_one_sum: bool,
     ) -> tuple[Step, Any]:
         """Takes a step, and returns it with its logs."""
         needs_logs = self._needs_batch_logs("train")
-        if not self._overrides_step_methods and one_sum_step.is_possible(self):
+        step: Step
+        if has_one_sum:
             results = self._own_logs if needs_logs else None
-            own, logs = one_sum_step.take(self, data, step_on, results, written)
-            return own, self._own_logs() if logs is None else logs
-        step = Step(self, data, global_results=needs_logs)
-        step.layer_state.note_written(written)
-        with step.running():
-            return step, step.metrics.global_logs(step_on(data.data))
+            step, logs = one_sum_step.take(self, data, step_on, results, written)
+            logs = self._own_logs() if logs is None else logs
+        else:
+            step = Step(self, data, needs_logs)
+            step.layer_state.note_written(written)
+            with step.running():
+                logs = step.metrics.global_logs(step_on(data.data))
+        if not (step.has_trained or self._overrides_step_methods) and self.trainable_weights:
+            raise InputError(_UNSEEN_UPDATE)
+        return step, logs
 
     def _compiled_step(
         self, data: MicroBatch, step_on: Callable[[Any], Any]
-    ) -> CompiledStep | RefusedStep | None:
-        """Takes a step of Keras that XLA compiles, if that is wanted."""
-        if self._overrides_step_methods or not (self.jit_compile and self._can_be_compiled()):
-            return None
-        if not internals.has_training_state(self):
-            return None  # TensorFlow traces the step again, with all variables
+    ) -> CompiledStep | RefusedStep:
+        """Takes a step of Keras that XLA compiles."""
         with self._tnt_new_variables.shared(self):
             results = self._own_logs if self._needs_batch_logs("train") else None
             return compiled_step.take(self, data, step_on, results)
@@ -144,7 +193,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             return super().test_step(data)
         step_on = vars(self).get("test_step", super().test_step)
         end_phase("input", data.data)
-        step = Step(self, data, global_results=self._needs_batch_logs("test"))
+        step = Step(self, data, self._needs_batch_logs("test"))
         with self._tnt_new_variables.shared(self), self._compiled_calls(), step.running():
             logs = step.metrics.global_logs(step_on(data.data))
         end_phase("evaluation", logs)
@@ -171,10 +220,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         if world.get_size() == 1 or internals.in_stateless_scope():
             return super().get_metrics_result()
         compute, step = super().get_metrics_result, current()
-        if isinstance(step, DeferredStep):
-            return {}  # the sums that they are made of come later
         if step is not None:
-            return step.metrics.results_of(compute, self.metrics)
+            return step.results(compute, self.metrics)
         return global_results(compute, self.metrics, channel("metrics"))
 
     def _aggregate_additional_loss(self, loss: Any) -> Any:
@@ -245,7 +292,15 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         for with_logs in (False, True):
             make(force=True)
             functions[with_logs] = getattr(self, name)
-        setattr(self, name, lambda data: functions[self._needs_batch_logs(phase)](data))
+        self._tnt_called -= {(phase, False), (phase, True)}
+
+        def call(data: Any) -> Any:
+            with_logs = self._needs_batch_logs(phase)
+            results = functions[with_logs](data)
+            self._tnt_called.add((phase, with_logs))
+            return results
+
+        setattr(self, name, call)
         return None
 
     # XLA compiles the calls of the model, and not what communicates.

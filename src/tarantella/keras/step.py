@@ -12,7 +12,7 @@ number (`hooks`):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,22 +54,24 @@ class Step:
     Args:
         model: The model that takes it.
         micro_batch: The data.
-        global_results: Whether the results of metrics are those of all ranks, not of this one.
+        needs_logs: Whether the metrics that Keras returns are those of all ranks, not of this one.
 
     Attributes:
         numbers: The numbers in the user's code, over all ranks.
         metrics: The metrics of the step.
         layer_state: What layers write in the step.
+        has_trained: Whether gradients were handed to an optimizer.
     """
 
-    def __init__(self, model: Any, micro_batch: MicroBatch, global_results: bool = True) -> None:
+    def __init__(self, model: Any, micro_batch: MicroBatch, needs_logs: bool = True) -> None:
         self._model = model
         self._share = StepShare(micro_batch)
         self._gradients = channel("gradients", model._tnt_gradient_type)
-        self._trained = False
+        self.has_trained = False
+        self._needs_logs = needs_logs
         graph = BatchGraph.of(micro_batch.data)
         self.numbers = GlobalNumbers(self._share, graph, model._tnt_advice)
-        self.metrics = Metrics(micro_batch, self._share, graph, self.numbers, global_results)
+        self.metrics = Metrics(micro_batch, self._share, graph, self.numbers)
         self._losses = Losses(model, self._share, self.numbers, self.metrics.nested())
         self._moments = GlobalMoments(self._share.value, self._losses.is_scaled)
         self.layer_state = LayerState(model, micro_batch, graph.is_fixed, self.numbers.state)
@@ -85,8 +87,12 @@ class Step:
         finally:
             _current.reset(before)
 
+    def results(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
+        """What Keras's `get_metrics_result` returns in this step."""
+        return self.metrics.results_of(compute, metrics, over_ranks=self._needs_logs)
+
     def _end(self) -> None:
-        self.layer_state.combine(self._trained)
+        self.layer_state.combine(self.has_trained)
 
     def _handlers(self) -> dict[Hook, Handler]:
         return {
@@ -111,7 +117,7 @@ class Step:
         self, optimizer: Any, grads: Any, trainable_variables: Any
     ) -> tuple[list[Any], Any, bool]:
         """What this rank adds to the gradients, the variables, and whether the loss was scaled."""
-        self._trained = True
+        self.has_trained = True
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -136,7 +142,7 @@ class Update:
     """An update of variables that is still to come.
 
     Attributes:
-        apply: Keras's function that takes it.
+        apply: Keras's function that applies it.
         optimizer: The optimizer.
         gradients: What this rank adds to the gradients.
         variables: The variables, if they were named.
@@ -149,7 +155,7 @@ class Update:
 
 
 class DeferredStep(Step):
-    """A step of Keras that leaves its sums over the ranks, and the update after them, to others.
+    """A step of Keras that leaves its sums over the ranks, and the update, to the caller.
 
     So everything can be summed together. What comes after the update in the step must not depend
     on it: `one_sum_step` makes sure of that beforehand, `compiled_step` looks at the graph.
@@ -160,7 +166,7 @@ class DeferredStep(Step):
     """
 
     def __init__(self, model: Any, micro_batch: MicroBatch) -> None:
-        super().__init__(model, micro_batch, global_results=False)
+        super().__init__(model, micro_batch)
         self.forward_was_noted = False
         self._deferred: Update | None = None
         self._before_update = 0  # operations in the graph
@@ -169,10 +175,13 @@ class DeferredStep(Step):
     def has_update(self) -> bool:
         return self._deferred is not None
 
+    def results(self, compute: Callable[[], Any], metrics: Iterable[Any]) -> Any:
+        return {}  # the sums that they are made of come later
+
     def contributions(self) -> tuple[list[Any], list[tf.Tensor]]:
         """What this rank adds to the gradients, and to the state of layers."""
         of_gradients = [] if self._deferred is None else self._deferred.gradients
-        return of_gradients, self.layer_state.contributions(self._trained)
+        return of_gradients, self.layer_state.contributions(self.has_trained)
 
     def apply(self, grads: list[Any]) -> None:
         """Updates the variables with the sums of the ranks' gradients."""
@@ -197,7 +206,7 @@ class DeferredStep(Step):
     def _apply(
         self, apply: Handler, optimizer: Any, grads: Any, trainable_variables: Any = None
     ) -> Any:
-        if not self._is_update_of_keras(optimizer):
+        if not self._is_update_of_keras(optimizer, apply):
             if is_compiling():
                 refuse("an update in the model's own code, or the first one of an optimizer")
             return super()._apply(apply, optimizer, grads, trainable_variables)
@@ -209,11 +218,15 @@ class DeferredStep(Step):
             self._before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
 
-    def _is_update_of_keras(self, optimizer: Any) -> bool:
-        """Whether this is the update of Keras's step: the user's code may take others before."""
+    def _is_update_of_keras(self, optimizer: Any, apply: Handler) -> bool:
+        """Whether this is the update of Keras's step, and the whole of it.
+
+        The user's code may have taken others before, and may go on after Keras's `apply`.
+        """
         is_first = self._deferred is None and optimizer.built
         is_models = optimizer is self._model.optimizer and self._losses.is_scaled_for(optimizer)
-        return is_first and is_models
+        is_whole = "apply" not in vars(optimizer) and hooks.unhooked(type(optimizer).apply) is apply
+        return is_first and is_models and is_whole
 
     def _end(self) -> None:
         """The state of layers is combined after the sums."""

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 
 from tarantella.internals import keras as internals
-from tarantella.keras import master_weights
+from tarantella.keras import hooks, master_weights
 from tarantella.keras.advice import Advice
 from tarantella.keras.compared_steps import ComparedSteps
 from tarantella.keras.rank_steps import RankSteps
 from tarantella.keras.stop_requests import StopRequests
+from tarantella.runtime import world
 from tarantella.runtime.configuration import configuration
 
 # Keras makes these when it needs them, for the object that they are called on.
@@ -25,6 +26,8 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         model: The user's model.
         api: The class that has `fit` and the like: `tnt.Model` or `tnt.Sequential`.
     """
+    if world.get_size() > 1:
+        hooks.install([hooks.APPLY_GRADIENTS])  # before a user replaces it in an optimizer
     made = view(model, _distributed_class(type(model), api))
     vars(made).update(
         **_NO_FUNCTIONS,
@@ -32,6 +35,8 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_advice=Advice(),
         _tnt_steps={phase: ComparedSteps() for phase in ("train", "test", "predict")},
         _tnt_batch_size=0,
+        _tnt_step_kinds={},
+        _tnt_called=set(),
         _tnt_compiles_calls=False,
         _tnt_takes_gradients=False,
         _tnt_gradient_type=configuration().gradient_type,
