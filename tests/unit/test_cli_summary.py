@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_a_failed_run_gets_a_short_summary(tmp_path: Path) -> None:
     assert len(summary(record).splitlines()) == 1
     record.files = {"--output-dir": str(tmp_path), "--timeline": str(tmp_path / "not there")}
     assert summary(record).splitlines()[1:] == [f"  written: {tmp_path} (--output-dir)"]
+
+
+def test_files_of_an_earlier_run_are_not_claimed(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.html"
+    for path in (old, new):
+        path.touch()
+    started = new.stat().st_mtime
+    os.utime(old, (started - 60, started - 60))
+    record = RunRecord(started=started, files={"--timeline": str(old), "--report": str(new)})
+    assert summary(record) == f"written: {new} (--report)"
 
 
 def test_a_run_that_did_not_train_gets_none() -> None:

@@ -8,6 +8,7 @@ from statistics import median
 
 from tarantella.cli.run_record import RunRecord, Span
 from tarantella.cli.slow_ranks import Slowest, find_slowest, in_words
+from tarantella.runtime import times
 from tarantella.runtime.meter import COMPUTE, INPUT, PARTS, SUMS
 from tarantella.runtime.words import count, duration, memory, rate
 
@@ -33,7 +34,11 @@ def summary(record: RunRecord) -> str:
     if ranks and not record.failure:
         lines += _table(record, ranks)
         lines += _slowest(record, ranks)
-    written = [f"{path} ({option})" for option, path in record.files.items() if _is_there(path)]
+    written = [
+        f"{path} ({option})"
+        for option, path in record.files.items()
+        if _was_written(Path(path), record.started)
+    ]
     if written:
         lines.append(f"written: {', '.join(written)}")
     return "\n".join(lines[:1] + [f"  {line}" for line in lines[1:]])
@@ -129,5 +134,11 @@ def _slowest(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
     return [f"slowest: {who}, {slower}, mostly {in_words(found.part)}."]
 
 
-def _is_there(path: str) -> bool:
-    return Path(path).exists()
+def _was_written(path: Path, since: float) -> bool:
+    """Whether there is a folder, or a file that is not left from an earlier run."""
+    if path.is_dir():
+        return True
+    try:
+        return path.stat().st_mtime >= since - times.CLOCK_ERROR_OF_FILES
+    except OSError:
+        return False
