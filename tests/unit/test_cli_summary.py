@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tarantella.cli import main as command
+from tarantella.cli.run import RunEnd
 from tarantella.cli.run_record import Ranks, RunRecord
 from tarantella.cli.slow_ranks import SlowRanks
 from tarantella.cli.summary import summary
@@ -99,6 +101,23 @@ def test_files_of_an_earlier_run_are_not_claimed(tmp_path: Path) -> None:
 
 def test_a_run_that_did_not_train_gets_none() -> None:
     assert summary(record_of(hosts=("here",))) == ""
+
+
+@pytest.mark.parametrize(("status", "lines"), [(0, 1), (141, 0)])
+def test_nothing_is_said_when_nobody_reads_the_output(
+    status: int,
+    lines: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """After `tarantella ... | head`, a summary would only be in the way."""
+    monkeypatch.setenv("TNT_QUIET", "false")
+    monkeypatch.setattr(command, "_run", lambda *_: RunEnd(status))
+    (tmp_path / "train.py").touch()
+    options = ["-n", "1", "--no-gpu", "--output-dir", str(tmp_path)]
+    assert command.main([*options, "--", str(tmp_path / "train.py")]) == status
+    assert len(capfd.readouterr().err.splitlines()) == lines
 
 
 def test_a_slow_rank_is_named_once_for_each_part() -> None:

@@ -152,7 +152,8 @@ def _run_with_restarts(
             console.show(f"restart {restarts} of {options.max_restarts}.")
             stop_signals.arm()
         record.end(end.message or _stopped(end.status))
-        is_silent = settings.quiet or options.dry_run
+        nobody_reads = end.status == _BROKEN_PIPE and not end.message  # `| head`
+        is_silent = settings.quiet or options.dry_run or nobody_reads
         if not is_silent and (text := summary(record)):
             console.show(text)
     except BaseException as error:
