@@ -40,6 +40,12 @@ LISTED = "with a file hosts that lists a, b, one per line"
         ("--gpus 0", "--no-gpu"),
         ("--gpus all", "--gpu"),
         ("--gpus -1", "--gpu"),
+        ("--gpus v100:2", "-n 2 --gpu"),
+        ("--gpus a100:2,v100:2", "-n N --gpu"),
+        ("-G 2", "-n 2 --gpu"),
+        ("--gres=gpu:2", "--n-per-node 2 --gpu"),
+        ("--gres gpu:v100:2", "--n-per-node 2 --gpu"),
+        ("--gpus-per-node v100:2", "--n-per-node 2 --gpu"),
         ("--gpus 0,2", "-x CUDA_VISIBLE_DEVICES=0,2 --gpu"),
         ("--gpus-per-node 4", "--n-per-node 4 --gpu"),
         ("--gpus-per-node=auto", "--gpu"),
@@ -100,6 +106,7 @@ def test_one_option_with_more_to_say(typed: str, ours: str, remark: str) -> None
         ("-hosts a,b -n 6", "--hostfile hosts --n-per-node 3"),
         ("-np 4 --gpus 0", "-n 4 --no-gpu"),
         ("--gpus 8 -H a,b", "--hostfile hosts --n-per-node 4 --gpu"),
+        ("--hostfile=hosts -np 4", "--n-per-node N --hostfile=hosts"),
         ("--hostfile hosts -np 4", "--n-per-node N --hostfile hosts"),
         ("--no-gpu -np 2 --timeline t.json", "-n 2 --no-gpu --timeline t.json"),
     ],
@@ -110,6 +117,29 @@ def test_several_options_are_told_of_together(typed: str, ours: str) -> None:
             f"{typed} {python}train.py"
         )
     assert f"write `tarantella {ours} -m pkg.train 3`" in told(f"{typed} -m pkg.train 3")
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("--no-gpu --gpus 2", "-n 2 --no-gpu"),
+        ("--gpus 2 --cpu", "-n 2 --no-gpu"),
+        ("--gpu --cpu", "--no-gpu"),
+        ("--no-gpu --gpus 0", "--no-gpu"),
+        ("--gpu --gpus 2", "-n 2 --gpu"),
+        ("-n 4 --gpus 4", "--gpu -n 4"),
+        ("-n 4 --gpus 2", "--gpu -n 4"),
+        ("-n 4 --gpus-per-node 2", "--gpu -n 4"),
+        ("--n-per-node=4 --gpus 8", "--gpu --n-per-node=4"),
+        ("-np 4 --gpus 2", "-n 4 --gpu"),
+        ("--ntasks 4 --gpus-per-node 2", "-n 4 --gpu"),
+        ("--hostfile hosts -H a:4,b:4", "--n-per-node 4 --hostfile hosts"),
+    ],
+)
+def test_what_is_written_can_be_run_where_options_overlap(typed: str, ours: str) -> None:
+    message = told(f"{typed} train.py")
+    assert message.endswith(f" of tarantella: write `tarantella {ours} -- train.py`.")
+    parse(shlex.split(f"{ours} -- train.py"))
 
 
 def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

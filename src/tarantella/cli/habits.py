@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -75,8 +75,8 @@ _HABITS = (
     Habit(Meaning.VARIABLE, ("--env", "--genv")),
     Habit(Meaning.CPU, ("--cpu", "-cpu", "--use-cpu", "--use_cpu", "--cpu-only"), values=0),
     Habit(Meaning.GPU, ("--use-gpu", "--use_gpu"), values=0),
-    Habit(Meaning.GPUS, ("--gpus", "-gpus", "--num-gpus", "--num_gpus", "--ngpus")),
-    Habit(Meaning.GPUS_PER_HOST, ("--gpus-per-node", "--gpus_per_node")),
+    Habit(Meaning.GPUS, ("--gpus", "-gpus", "-G", "--num-gpus", "--num_gpus", "--ngpus")),
+    Habit(Meaning.GPUS_PER_HOST, ("--gpus-per-node", "--gpus_per_node", "--gres")),
     Habit(
         Meaning.HOST_COUNT,
         ("--nnodes", "--nodes", "--num-nodes", "--num_nodes", "--num_machines"),
@@ -99,6 +99,9 @@ SUBCOMMANDS = {
     "version": "--version",
 }
 _ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
+_COUNTS = (Meaning.RANKS, Meaning.RANKS_PER_HOST)
+_NUMBER_OF_RANKS = {"-n", "--n-per-node", "--devices-per-node"}  # our options for it
+_DEVICES = {"--gpu", "--no-gpu"}
 HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habit.names}
 
 
@@ -119,14 +122,16 @@ class _Foreign:
         """What it stands for, each with a value: to ask for GPUs is to ask for a rank on each."""
         if self.meaning not in (Meaning.GPUS, Meaning.GPUS_PER_HOST):
             return [(self.meaning, self.value)]
-        if self.value == "0":
-            return [(Meaning.CPU, "")]
-        if self.value in ("all", "auto", "-1"):
-            return [(Meaning.GPU, "")]
-        if "," in self.value:
+        if re.fullmatch(r"\d+(,\d+)+", self.value):
             return [(Meaning.VARIABLE, f"CUDA_VISIBLE_DEVICES={self.value}"), (Meaning.GPU, "")]
+        # Slurm has the kind of GPU in front, as in v100:2, and several kinds with commas.
+        number = "N" if "," in self.value else self.value.rpartition(":")[2]
+        if number == "0":
+            return [(Meaning.CPU, "")]
+        if number in ("all", "auto", "-1"):
+            return [(Meaning.GPU, "")]
         ranks = Meaning.RANKS if self.meaning is Meaning.GPUS else Meaning.RANKS_PER_HOST
-        return [(ranks, self.value), (Meaning.GPU, "")]
+        return [(ranks, number), (Meaning.GPU, "")]
 
 
 @dataclass(frozen=True)
@@ -173,17 +178,19 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
     # Elsewhere, -n is the number of all ranks, also with hosts; here, of those on each host.
     names_hosts = any(each.meaning in _ABOUT_HOSTS for each in foreign)
     total = [words for words in own if words[0] == "-n" and names_hosts]
-    ours = [word for words in own if words not in total for word in words]
+    kept = [words for words in own if words not in total]
     told, remarks = _translated(
         [*foreign, *(_Foreign(Meaning.RANKS, words) for words in total)],
-        has_hostfile="--hostfile" in ours,
+        {words[0].partition("=")[0] for words in kept},
     )
+    ours = [word for words in kept for word in words]
     typed = [shlex.join(each.words) for each in foreign]
     listed = " and ".join(filter(None, [", ".join(typed[:-1]), typed[-1]]))
     verb = "is not an option" if len(typed) == 1 else "are not options"
     remark = "".join(f", {remark}" for remark in remarks)
     raise InputError(
-        f"{listed} {verb} of tarantella: write `{written([*told, *ours], program)}`{remark}."
+        f"{listed} {verb} of tarantella: write `{written(_on_one_device(told, ours), program)}`"
+        f"{remark}."
     )
 
 
@@ -227,23 +234,41 @@ def written(options: Sequence[str], program: Sequence[str]) -> str:
     return shlex.join(["tarantella", *options, *program])
 
 
-def _translated(foreign: Sequence[_Foreign], has_hostfile: bool) -> tuple[list[str], list[str]]:
-    """The words that this command has for all of them, and what else there is to say."""
+def _on_one_device(told: Sequence[str], ours: Sequence[str]) -> list[str]:
+    """Both, with the device named once; the CPU wins."""
+    words = [*(word for word in told if word not in _DEVICES or word not in ours), *ours]
+    return [word for word in words if word != "--gpu" or "--no-gpu" not in words]
+
+
+def _translated(foreign: Sequence[_Foreign], own: Set[str]) -> tuple[list[str], list[str]]:
+    """The words that this command has for all of them, and what else there is to say.
+
+    Args:
+        foreign: options of other launchers
+        own: the names of our options next to them; these decide where both say the same
+    """
     given: dict[Meaning, list[str]] = {}
+    counts = any(each.meaning in _COUNTS for each in foreign)
     for each in foreign:
         for meaning, value in each.meant():
-            given.setdefault(meaning, []).append(value)
+            # A number of ranks counts more than one of GPUs.
+            if meaning not in _COUNTS or each.meaning in _COUNTS or not counts:
+                given.setdefault(meaning, []).append(value)
 
     def last(meaning: Meaning) -> str:
         return given.get(meaning, [""])[-1]
 
     hosts = _Hosts.of(last(Meaning.HOSTS))
-    words, remarks = _where(hosts, last(Meaning.HOSTFILE), last(Meaning.HOST_COUNT))
-    if Meaning.RANKS in given or Meaning.RANKS_PER_HOST in given or hosts.ranks:
+    words: list[str] = []
+    remarks: list[str] = []
+    if "--hostfile" not in own:
+        words, remarks = _where(hosts, last(Meaning.HOSTFILE), last(Meaning.HOST_COUNT))
+    says_ranks = hosts.ranks or any(meaning in given for meaning in _COUNTS)
+    if says_ranks and not own & _NUMBER_OF_RANKS:
         more, remark = _how_many(
             last(Meaning.RANKS),
             last(Meaning.RANKS_PER_HOST) or hosts.ranks,
-            len(hosts.names) if words or has_hostfile else None,
+            len(hosts.names) if words or "--hostfile" in own else None,
         )
         words += more
         remarks += remark
