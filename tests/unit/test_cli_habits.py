@@ -165,6 +165,15 @@ def test_options_that_come_too_late() -> None:
         assert parse(line.split()).program[0] == "train.py"
 
 
+def test_options_of_other_launchers_in_front_of_options_that_come_too_late() -> None:
+    assert told("-np 2 train.py --no-gpu --a") == (
+        "-np 2 is not an option of tarantella: write `tarantella -n 2 --no-gpu -- train.py --a` if "
+        "--no-gpu is for tarantella, and `tarantella -n 2 -- train.py --no-gpu --a` if it is not."
+    )
+    assert "write `tarantella -n 4 -- train.py` if -n 4 is" in told("-np 2 python train.py -n 4")
+    assert told("-np 2 -- train.py --no-gpu").endswith("`tarantella -n 2 -- train.py --no-gpu`.")
+
+
 def test_python_in_front_of_the_script() -> None:
     assert told("-n 2 python train.py 3").endswith(
         "leave it out, as the command starts Python: tarantella [options] -- train.py 3"
@@ -182,11 +191,24 @@ def test_python_in_front_of_the_script() -> None:
         ("help", "tarantella --help"),
         ("help run", "tarantella --help"),
         ("version", "tarantella --version"),
+        ("run --help", "tarantella --help"),
+        ("-n 2 run -h", "tarantella -h"),
+        ("run --version train.py", "tarantella --version"),
+        ("run train.py --help", "tarantella -- train.py --help"),
+        ("run -- train.py -n 2", "tarantella -- train.py -n 2"),
     ],
 )
 def test_a_subcommand_of_another_command_is_told_of(typed: str, ours: str) -> None:
     word = next(each for each in typed.split() if each in SUBCOMMANDS)
-    assert told(typed) == f"tarantella has no subcommands such as {word}: write `{ours}`."
+    assert told(typed) == f"tarantella has no subcommand `{word}`: write `{ours}`."
+
+
+def test_options_that_come_too_late_after_a_subcommand_are_told_of() -> None:
+    assert told("run train.py -n 2 --no-gpu --a") == (
+        "tarantella has no subcommand `run`: write `tarantella -n 2 --no-gpu -- train.py --a` if "
+        "-n 2 --no-gpu is for tarantella, and `tarantella -- train.py -n 2 --no-gpu --a` if it is "
+        "not."
+    )
 
 
 def test_options_of_other_launchers_after_a_subcommand_are_translated() -> None:

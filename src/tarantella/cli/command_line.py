@@ -12,7 +12,10 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from tarantella.cli.habits import (
+    Late,
+    Words,
     is_subcommand,
+    one_of_both,
     refuse_habits,
     refuse_subcommand,
     values_of,
@@ -46,15 +49,15 @@ def parse(arguments: Sequence[str]) -> Options:
     own, program, has_dashes = _split(parser, arguments)
     if program and not has_dashes and is_subcommand(program[0]):
         _refuse_subcommand(parser, own, program)
-    refuse_habits(own, program)
+    is_module = program[:1] == ["-m"]
+    late = _late_options(parser, own, program, has_dashes)
+    refuse_habits(own, program, late)
     namespace, unknown = parser.parse_known_args([word for words in own for word in words])
     if unknown:
         raise InputError(_unknown_option(parser, unknown[0]))
-    is_module = program[:1] == ["-m"]
     if is_module and len(program) == 1:
         raise InputError("-m needs the name of a module, as in `tarantella -n 2 -m package.train`.")
-    if not (has_dashes or is_module):
-        _refuse_late_options(parser, own, program)
+    _refuse_late_options(own, program, late)
     rows = settings_of(Options)
     found: dict[str, Any] = {
         name: tuple(chain.from_iterable(value)) if isinstance(value, list) else value
@@ -144,9 +147,7 @@ def _reader(kind: TextFormat[Any]) -> Callable[[str], Any]:
     return read
 
 
-def _split(
-    parser: _Parser, arguments: Sequence[str]
-) -> tuple[list[tuple[str, ...]], list[str], bool]:
+def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[Words], list[str], bool]:
     """The command's own options, each with its values, the program with its arguments, and
     whether `--` stands between them.
 
@@ -154,7 +155,7 @@ def _split(
     or with `-m`.
     """
     words = list(arguments)
-    options: list[tuple[str, ...]] = []
+    options: list[Words] = []
     position = 0
     while position < len(words) and _is_option(words[position]):
         end = position + 1 + _count_values(parser, words[position:])
@@ -190,39 +191,50 @@ def _count_values(parser: _Parser, words: Sequence[str]) -> int:
 
 
 def _refuse_subcommand(
-    parser: _Parser, options: Sequence[tuple[str, ...]], program: Sequence[str]
+    parser: _Parser, options: Sequence[Words], program: Sequence[str]
 ) -> NoReturn:
     """Raises an InputError with our spelling of what is around the subcommand, options included."""
     word, *others = program
-    more, script, _ = _split(parser, others)
+    more, script, has_dashes = _split(parser, others)
     own = [*options, *more]
-    refuse_habits(own, script)
-    refuse_subcommand(word, [each for words in own for each in words], script)
+    late = _late_options(parser, own, script, has_dashes)
+    refuse_habits(own, script, late)
+    refuse_subcommand(word, own, script, late)
 
 
-def _refuse_late_options(
-    parser: _Parser, options: Sequence[tuple[str, ...]], program: Sequence[str]
-) -> None:
-    """Raises an InputError if options that say where ranks run follow the script, without `--`.
-
-    They would be arguments of the script, and the run another one than was asked for.
-    """
-    late: list[str] = []
-    rest: list[str] = []
+def _late_options(
+    parser: _Parser, options: Sequence[Words], program: Sequence[str], has_dashes: bool
+) -> Late:
+    """The options that say where ranks run and follow the script, unless `--` is before it."""
+    if has_dashes or program[:1] == ["-m"]:
+        return Late((), tuple(program))
+    late: list[Words] = []
+    rest = list(program[:1])
     given = {words[0].partition("=")[0] for words in options}
     words = list(program[1:])
     while words:
         name = words[0].partition("=")[0]
-        is_late = name in parser.about_ranks and name not in given
-        end = 1 + (_count_values(parser, words) if is_late else 0)
-        (late if is_late else rest).extend(words[:end])
+        if name in parser.about_ranks and name not in given:
+            end = 1 + _count_values(parser, words)
+            late.append(tuple(words[:end]))
+        else:
+            end = 1
+            rest.append(words[0])
         del words[:end]
-    if late:
-        own = [word for each in options for word in each]
+    return Late(tuple(late), tuple(rest))
+
+
+def _refuse_late_options(options: Sequence[Words], program: Sequence[str], late: Late) -> None:
+    """Raises an InputError if there are such options.
+
+    They would be arguments of the script, and the run another one than was asked for.
+    """
+    if late.options:
+        own, after = list(chain(*options)), list(chain(*late.options))
+        line, moved = written(own, program), written([*own, *after], late.program)
         raise InputError(
-            f"{shlex.join(late)} after {program[0]} would be for the script: write "
-            f"`{written([*own, *late], [program[0], *rest])}` if it is for tarantella, and "
-            f"`{written(own, program)}` if it is not."
+            f"{shlex.join(after)} after {program[0]} would be for the script: write "
+            f"{one_of_both(line, moved, late, 'it')}."
         )
 
 

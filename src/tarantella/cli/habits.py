@@ -9,10 +9,13 @@ import socket
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 from tarantella.errors import InputError
+
+Words = tuple[str, ...]  # an option with its values
 
 
 class Meaning(Enum):
@@ -98,6 +101,7 @@ SUBCOMMANDS = {
     "help": "--help",
     "version": "--version",
 }
+_SHOWN_ALONE = ("--help", "-h", "--version")
 _ABOUT_HOSTS = (Meaning.HOSTS, Meaning.HOSTFILE, Meaning.HOST_COUNT)
 _COUNTS = (Meaning.RANKS, Meaning.RANKS_PER_HOST)
 _NUMBER_OF_RANKS = {"-n", "--n-per-node", "--devices-per-node"}  # our options for it
@@ -106,11 +110,24 @@ HABITS: Mapping[str, Habit] = {name: habit for habit in _HABITS for name in habi
 
 
 @dataclass(frozen=True)
+class Late:
+    """Options that follow the script, without `--`: they may be for it, or have come too late.
+
+    Attributes:
+        options: those that say where ranks run
+        program: the script and its arguments without them
+    """
+
+    options: tuple[Words, ...]
+    program: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _Foreign:
     """An option of another launcher on the command line."""
 
     meaning: Meaning
-    words: tuple[str, ...]
+    words: Words
 
     @property
     def value(self) -> str:
@@ -164,16 +181,46 @@ def values_of(word: str) -> int | None:
     return None if name not in HABITS else 0 if equals else HABITS[name].values
 
 
-def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) -> None:
+def refuse_habits(options: Sequence[Words], program: Sequence[str], late: Late) -> None:
     """Raises an InputError with our spelling if there are options of other launchers.
 
     Args:
         options: the options on the command line, each with its values
         program: the script and its arguments
+        late: what may be options among these
     """
-    foreign = [_Foreign(_habit(words).meaning, words) for words in options if _is_foreign(words)]
-    if not foreign:
+    typed = [shlex.join(words) for words in options if _is_foreign(words)]
+    if not typed:
         return
+    ours, remarks = _in_our_words(options)
+    line = written(ours, program)
+    moved = written(_in_our_words([*options, *late.options])[0], late.program)
+    listed = " and ".join(filter(None, [", ".join(typed[:-1]), typed[-1]]))
+    verb = "is not an option" if len(typed) == 1 else "are not options"
+    remark = "".join(f", {remark}" for remark in remarks)
+    raise InputError(
+        f"{listed} {verb} of tarantella: write {one_of_both(line, moved, late)}{remark}."
+    )
+
+
+def one_of_both(line: str, moved: str, late: Late, name: str = "") -> str:
+    """What to write, in a message; there are two ways if options may have come too late.
+
+    Args:
+        line: the command line if they are for the script
+        moved: the command line if they are not
+        late: these options
+        name: what the message calls them
+    """
+    if not late.options:
+        return f"`{line}`"
+    name = name or shlex.join(chain(*late.options))
+    return f"`{moved}` if {name} is for tarantella, and `{line}` if it is not"
+
+
+def _in_our_words(options: Sequence[Words]) -> tuple[list[str], list[str]]:
+    """Options without those of other launchers, and what else there is to say."""
+    foreign = [_Foreign(_habit(words).meaning, words) for words in options if _is_foreign(words)]
     own = [words for words in options if not _is_foreign(words)]
     # Elsewhere, -n is the number of all ranks, also with hosts; here, of those on each host.
     names_hosts = any(each.meaning in _ABOUT_HOSTS for each in foreign)
@@ -183,15 +230,7 @@ def refuse_habits(options: Sequence[tuple[str, ...]], program: Sequence[str]) ->
         [*foreign, *(_Foreign(Meaning.RANKS, words) for words in total)],
         {words[0].partition("=")[0] for words in kept},
     )
-    ours = [word for words in kept for word in words]
-    typed = [shlex.join(each.words) for each in foreign]
-    listed = " and ".join(filter(None, [", ".join(typed[:-1]), typed[-1]]))
-    verb = "is not an option" if len(typed) == 1 else "are not options"
-    remark = "".join(f", {remark}" for remark in remarks)
-    raise InputError(
-        f"{listed} {verb} of tarantella: write `{written(_on_one_device(told, ours), program)}`"
-        f"{remark}."
-    )
+    return _on_one_device(told, list(chain(*kept))), remarks
 
 
 def is_subcommand(word: str) -> bool:
@@ -199,24 +238,32 @@ def is_subcommand(word: str) -> bool:
     return word in SUBCOMMANDS and not Path(word).exists() and shutil.which(word) is None
 
 
-def refuse_subcommand(word: str, options: Sequence[str], program: Sequence[str]) -> NoReturn:
+def refuse_subcommand(
+    word: str, options: Sequence[Words], program: Sequence[str], late: Late
+) -> NoReturn:
     """Raises an InputError with the command line that does without a subcommand.
 
     Args:
         word: the subcommand
         options: the options around it
         program: the script and its arguments
+        late: what may be options among these
     """
-    ours = SUBCOMMANDS[word]
-    line = f"tarantella {ours}" if ours else written(options, program)
-    raise InputError(f"tarantella has no subcommands such as {word}: write `{line}`.")
+    given = list(chain(*options))
+    asked = SUBCOMMANDS[word] or next((each for each in given if each in _SHOWN_ALONE), "")
+    if asked:
+        line = f"`tarantella {asked}`"
+    else:
+        moved = [*given, *chain(*late.options)]
+        line = one_of_both(written(given, program), written(moved, late.program), late)
+    raise InputError(f"tarantella has no subcommand `{word}`: write {line}.")
 
 
-def _is_foreign(words: tuple[str, ...]) -> bool:
+def _is_foreign(words: Words) -> bool:
     return words[0].partition("=")[0] in HABITS
 
 
-def _habit(words: tuple[str, ...]) -> Habit:
+def _habit(words: Words) -> Habit:
     return HABITS[words[0].partition("=")[0]]
 
 
@@ -229,7 +276,7 @@ def written(options: Sequence[str], program: Sequence[str]) -> str:
     """A command line of ours, for a message."""
     if program and is_python(program[0]):
         program = program[1:]  # the command starts it
-    if program[:1] != ["-m"]:
+    if list(program[:1]) != ["-m"]:
         program = ["--", *(program or ["script.py"])]
     return shlex.join(["tarantella", *options, *program])
 
