@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import pickle
 import threading
 import traceback
 from pathlib import Path
@@ -10,11 +14,15 @@ from typing import Any
 import pytest
 
 import tarantella as tnt
+from tarantella.calls import function
 from tarantella.calls.keyword_options import arguments_for
+from tarantella.cli import caller, console
 from tarantella.cli.command_line import parse
 from tarantella.cli.keywords import in_keywords
 from tarantella.cli.options import Options
+from tarantella.cli.outcome import Failure
 from tarantella.errors import InputError
+from tarantella.runtime.announce import CALLER
 from tarantella.runtime.settings import settings_of
 
 
@@ -89,6 +97,29 @@ def test_messages_of_the_command_have_keywords_for_its_options() -> None:
     assert in_keywords("--n-per-node and -n, by --hostfile") == "ranks and ranks, by hosts"
     message = "The file a--gpu, `tarantella --cleanup`, and my-n: as they are."
     assert in_keywords(message) == message
+
+
+def test_the_command_shows_keywords_if_tnt_run_has_started_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as heard:
+        monkeypatch.setenv(CALLER, f"1:{writing}")
+        console.show("written: run.html (--report)")
+        caller.tell_failure(Failure(0, "here", "", 1), "rank 0 failed: --gpu needs a GPU.")
+        os.close(writing)
+        assert json.load(heard)["cause"] == "rank 0 failed: gpu=True needs a GPU."
+    assert capfd.readouterr().err == "tarantella: written: run.html (report)\n"
+
+
+def test_warnings_and_errors_of_ranks_have_keywords() -> None:
+    record = logging.LogRecord("", logging.WARNING, "", 1, "%s With --strict.", ("Odd.",), None)
+    function._with_keywords(record)
+    assert record.getMessage() == "Odd. With strict=True."
+    raised = function._raised(InputError("--gpu-sums nccl needs 2% of a GPU."))
+    assert str(pickle.loads(raised.content)) == "gpu_sums nccl needs 2% of a GPU."
+    users = function._raised(ValueError("--gpu"))
+    assert str(pickle.loads(users.content)) == "--gpu"
 
 
 def test_function_must_be_one_that_can_be_sent() -> None:

@@ -6,6 +6,7 @@ and from there by MPI to the others: hosts need no folder in common. Replies are
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tarantella.calls.call_format import (
     pickled_result,
     unframed,
 )
+from tarantella.cli.keywords import in_keywords
 from tarantella.errors import RankError
 from tarantella.runtime import failure, messages, world
 from tarantella.runtime.announce import (
@@ -31,11 +33,13 @@ from tarantella.runtime.announce import (
     announce,
     prints,
 )
+from tarantella.runtime.log import LOGGER
 
 
 def main() -> None:
     """Run the function, and tell the caller what became of it."""
     os.environ.pop(CALLER, None)  # whatever the function starts is not ours
+    LOGGER.addFilter(_with_keywords)
     descriptor = os.dup(2)  # the function may close or redirect its own
     call = Call.unpacked(_received(descriptor))
     try:
@@ -84,7 +88,15 @@ def _pickled(result: Any) -> bytes:
         ) from error
 
 
+def _with_keywords(record: logging.LogRecord) -> bool:
+    """Has a message speak of options as the user has written them: as keywords of `tnt.run`."""
+    record.msg, record.args = in_keywords(record.getMessage()), ()
+    return True
+
+
 def _raised(error: Exception) -> Reply:
+    if failure.is_ours(error):
+        error.args = (in_keywords(str(error)),)
     return Reply(
         world.get_size(),
         pickled_error(error),

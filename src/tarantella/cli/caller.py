@@ -64,7 +64,8 @@ def tell(news: Announcement) -> None:
 def tell_failure(failure: Failure, message: str) -> None:
     """Tell the caller which rank failed, and what the command says about it."""
     rank = -1 if failure.rank is None else failure.rank
-    tell(Announcement(FAILED, rank, failure.host, os.getpid(), failure.status, message))
+    told = in_its_words(message)
+    tell(Announcement(FAILED, rank, failure.host, os.getpid(), failure.status, told))
 
 
 def tell_refusal(error: InputError) -> bool:

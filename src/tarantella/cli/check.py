@@ -195,7 +195,7 @@ def explain(name: str, answer: Answer, seconds: int, scheduler: str) -> tuple[st
         (
             ("Could not resolve hostname", "Name or service not known", "Invalid node name"),
             "unknown",
-            "is not a known host: check its spelling in the hostfile.",
+            "is not a known host: check its spelling.",
         ),
         (
             ("timed out", "No route to host", "Network is unreachable", "Host is down"),

@@ -15,9 +15,9 @@ def show(text: str) -> None:
 
 def warn(text: str) -> None:
     """Show a warning; callers respect the log level."""
-    _write(f"tarantella WARNING: {caller.in_its_words(text)}")
+    _write(f"tarantella WARNING: {text}")
 
 
-def _write(line: str) -> None:
+def _write(text: str) -> None:
     with suppress(OSError):  # nobody reads it any more
-        os.write(2, f"{line}\n".encode(errors="replace"))
+        os.write(2, f"{caller.in_its_words(text)}\n".encode(errors="replace"))
