@@ -247,6 +247,18 @@ def test_values_of_variables_are_not_in_the_page(clock: Clock) -> None:
     assert f"<code>{line}</code>" in text
 
 
+def test_the_page_of_a_function_has_no_command_and_no_options_of_it(clock: Clock) -> None:
+    """`tnt.run` has started it, and nobody can run its command."""
+    record = started(1)
+    record.function = "train"
+    record.files = {"--report": "run.html"}
+    record.note(WARNING, "use --no-gpu to run on the CPU.")
+    text = html(record)
+    assert "<th>command</th>" not in text
+    assert "<th>files</th><td><code>run.html (report)</code>" in text
+    assert "Use no_gpu=True to run on the CPU." in text
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
     if find_chromium() is None:

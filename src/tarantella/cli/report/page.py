@@ -11,6 +11,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
+from tarantella.cli.keywords import in_keywords
 from tarantella.cli.report.figures import Figure, course_figures, metric_figures, part_figures
 from tarantella.cli.report.series import course
 from tarantella.cli.run_record import RunRecord, Span
@@ -84,7 +85,7 @@ def _head(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
 def _state(record: RunRecord) -> tuple[str, str]:
     """Whether the run is good, bad or going on, and that in words."""
     if record.failure:
-        return "bad", _sentence(record.failure)
+        return "bad", _sentence(record, record.failure)
     if record.ended is not None:
         return "good", "Succeeded."
     return "going", "Running when this was written."
@@ -171,7 +172,7 @@ def _events(record: RunRecord) -> list[str]:
         return ["<h2>Warnings, waits and restarts</h2>", "<p>None.</p>"]
     rows = "\n".join(
         f"<li><small>{escape(event.kind)}, {duration(event.time - record.started)} after the start"
-        f"</small><br>{escape(_sentence(event.text))}</li>"
+        f"</small><br>{escape(_sentence(record, event.text))}</li>"
         for event in record.events
     )
     listed = _folded(f"<ol>\n{rows}\n</ol>", len(record.events), "messages")
@@ -212,11 +213,13 @@ def _ranks(record: RunRecord, ranks: Mapping[int, Span]) -> list[str]:
 
 def _run(record: RunRecord) -> list[str]:
     rows = {
-        "command": _command(record),
+        "command": "" if record.function else _command(record),  # nobody can run that of tnt.run
         "hosts": ", ".join(dict.fromkeys(record.ranks.hosts)),
         "sums": record.engine,
         "versions": ", ".join(f"{name} {text}" for name, text in record.versions.items()),
-        "files": ", ".join(f"{name} ({option})" for option, name in record.files.items()),
+        "files": ", ".join(
+            f"{name} ({_words(record, option)})" for option, name in record.files.items()
+        ),
     }
     body = "\n".join(
         f"<tr><th>{name}</th><td><code>{escape(text)}</code></td></tr>"
@@ -239,8 +242,13 @@ def _folded(content: str, rows: int, name: str) -> str:
     return f"<details><summary>{rows} {name}</summary>\n{content}\n</details>"
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _sentence(record: RunRecord, text: str) -> str:
+    return _words(record, text[:1].upper() + text[1:])
+
+
+def _words(record: RunRecord, text: str) -> str:
+    """A text about options as the user has written them: as keywords of `tnt.run`, if it ran."""
+    return in_keywords(text) if record.function else text
 
 
 def _number(value: float) -> str:
