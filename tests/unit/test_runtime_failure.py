@@ -32,6 +32,9 @@ def test_the_cause_of_an_error_of_ours_is_the_problem_without_the_advice() -> No
     error = InputError("batch_size is 0.5, in model.keras. Use 1 or more. Or leave it out.")
     assert describe(error) == "InputError: batch_size is 0.5, in model.keras"
     assert describe(InputError("There is none.")) == "InputError: There is none"
+    assert describe(InputError("There are 3. Use 4.")) == "InputError: There are 3"
+    named = "The file J. Smith.csv has no rows"
+    assert describe(InputError(f"{named}. Add some.")) == f"InputError: {named}"
 
 
 def test_errors_of_ours_show_the_frames_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ BAD_INPUT = 2
 # An exception with this attribute is raised again where `tnt.run` was called, and shown there.
 SENT_TO_CALLER = "_tnt_sent_to_caller"
 
-_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])|\n")
+_SENTENCE_END = re.compile(r"(?<!\b[A-Z])\.\s+(?=[A-Z])|\n")  # not the initial of a name
 # TensorFlow starts a page of text with this, and has the cause somewhere in it.
 _TENSORFLOW_SAYS = "Graph execution error:"
 _ERROR = re.compile(r"\s*[\w.]*(Error|Exception): ")
