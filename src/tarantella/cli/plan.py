@@ -13,6 +13,7 @@ from tarantella.cli.gpu_shortage import find_shortage
 from tarantella.cli.host import Host
 from tarantella.cli.options import Options
 from tarantella.errors import InputError
+from tarantella.runtime import words
 from tarantella.runtime.configuration import GPU
 from tarantella.runtime.core_shortage import core_warnings
 
@@ -188,9 +189,9 @@ def pin_cores(host: Host, homes: Sequence[int]) -> list[tuple[int, ...]]:
         cores, ranks = len(host.sockets[domain]), homes.count(domain)
         if cores < ranks:
             raise InputError(
-                f"Host {host.name} has {cores} {'core' if cores == 1 else 'cores'} in NUMA domain "
-                f"{domain} for {ranks} ranks: "
-                "start fewer ranks there, or leave out --pin-to-socket."
+                f"Host {host.name} has {words.count(cores, 'core')} in NUMA domain {domain} for "
+                f"{words.count(ranks, 'rank')}: start fewer ranks there, or leave out "
+                "--pin-to-socket."
             )
     return [
         _cut(
