@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tarantella.cli.network import Interface, common_interfaces, find_interfaces
-from tarantella.runtime.interfaces import address_of, leads_elsewhere, mask_of
+from tarantella.runtime.interfaces import address_of, is_up_and_not_loopback, mask_of
 
 OFFICE = Interface("eno1", "192.168.0.11/24", 1000)
 FAST = Interface("ib0", "10.0.0.11/16", 100_000)
@@ -65,6 +65,6 @@ def test_interfaces_of_this_machine() -> None:
 def test_what_linux_says_of_the_loopback() -> None:
     assert address_of("lo") == "127.0.0.1"
     assert mask_of("lo") == "255.0.0.0"
-    assert not leads_elsewhere("lo")
+    assert not is_up_and_not_loopback("lo")
     with pytest.raises(OSError, match="No such device"):
         address_of("no such one")

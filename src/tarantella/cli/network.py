@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tarantella.errors import InputError
-from tarantella.runtime.interfaces import address_of, leads_elsewhere, mask_of
+from tarantella.runtime.interfaces import address_of, is_up_and_not_loopback, mask_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def find_interfaces(devices: Path = Path("/sys/class/net")) -> tuple[Interface, 
     found = []
     for _, name in socket.if_nameindex():
         with suppress(OSError):  # it has no such address
-            if leads_elsewhere(name):
+            if is_up_and_not_loopback(name):
                 length = ipaddress.ip_network(f"0.0.0.0/{mask_of(name)}").prefixlen
                 address = f"{address_of(name)}/{length}"
                 found.append(Interface(name, address, _speed(devices / name)))

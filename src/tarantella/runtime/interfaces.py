@@ -14,8 +14,8 @@ _GET_FLAGS, _GET_ADDRESS, _GET_MASK = 0x8913, 0x8915, 0x891B
 _UP, _LOOPBACK = 0x1, 0x8
 
 
-def leads_elsewhere(name: str) -> bool:
-    """Whether an interface is up, and is no loopback."""
+def is_up_and_not_loopback(name: str) -> bool:
+    """Whether an interface may connect this host to others."""
     flags = struct.unpack("H", _ask(name, _GET_FLAGS)[:2])[0]
     return bool(flags & _UP and not flags & _LOOPBACK)
 
