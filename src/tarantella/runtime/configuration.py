@@ -151,8 +151,8 @@ class Configuration:
         Option(
             ("--fusion-threshold",),
             Group.TRAINING,
-            "send gradients up to this size together; 0 sends each on its own, auto chooses by "
-            "the model ({default})",
+            "send gradients up to this size together; 0 sends each on its own ({default}: chosen "
+            "from the model and the number of hosts)",
             metavar="KB",
         ),
     )
