@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import report
-from common import RANKS, is_rank, last_line, on_ranks
+from common import RANKS, check_cores, is_rank, last_line, on_ranks
 from report import Figure
 
 SIZES = [4**power << 10 for power in range(10)]  # 1 kB to 256 MB
@@ -45,6 +45,7 @@ def main() -> None:
     if is_rank():
         rank_main(options.rounds, options.quick)
         return
+    check_cores(parser, options.ranks, options.quick)
     for ranks in options.ranks:
         print(report.table(measured(options.rounds, options.quick, ranks)), flush=True)
 

@@ -86,9 +86,12 @@ def of_steps(options: Namespace) -> list[Figure]:
 
 
 def of_many_ranks(options: Namespace) -> list[Figure]:
-    plan = step_time.Plan(
-        step_time.OF_MANY_RANKS, ("limit", "tarantella"), options.rounds, options.quick
-    )
+    models = [model for model in step_time.OF_MANY_RANKS if model in options.models]
+    if not models:
+        known = " and ".join(step_time.OF_MANY_RANKS)
+        print(f"ranks: left out, as it is about {known} only", file=sys.stderr, flush=True)
+        return []
+    plan = step_time.Plan(models, ("limit", "tarantella"), options.rounds, options.quick)
     cores = len(os.sched_getaffinity(0))
     numbers = [ranks for ranks in step_time.MANY_RANKS if ranks <= cores]
     return [figure for n in numbers for figure in step_time.measured(replace(plan, ranks=n))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import json
@@ -29,6 +30,16 @@ class Failed(SystemExit):
 def is_rank() -> bool:
     """Whether this process was started by `tarantella`."""
     return "TNT_RUN_ID" in os.environ
+
+
+def check_cores(parser: argparse.ArgumentParser, ranks: Sequence[int], quick: bool) -> None:
+    """Ends with a message if ranks would share cores, unless their figures mean nothing anyway."""
+    most, cores = max(ranks), len(os.sched_getaffinity(0))
+    if most > cores and not quick:
+        parser.error(
+            f"figures of {most} ranks would mean nothing here, as each needs a core and there are "
+            f"{cores}: use fewer ranks, or --quick to check only that it runs"
+        )
 
 
 def on_ranks(ranks: int, *options: str) -> list[str]:

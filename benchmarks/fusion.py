@@ -2,8 +2,8 @@
 
 Two ranks train the same model with each threshold in turns, in the same two processes: on this
 machine, and on two hosts, network namespaces with a link between them (this part needs root, ssh
-and iproute2). A round's figure is the median of its steps on the slower rank, the result is the
-median of the rounds, as speed relative to the fastest threshold.
+and iproute2). A round's figure is the median of its steps on the slower rank; speeds are relative
+to the round's fastest threshold, and the results are the medians of the rounds.
 
     python benchmarks/fusion.py
     python benchmarks/fusion.py --models lenet5 --gbit 0.1 --thresholds auto 256 1024
@@ -32,7 +32,7 @@ MODELS = ["lenet5", "resnet50", "transformer"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=models.CASES, default=MODELS)
-    parser.add_argument("--thresholds", nargs="+", metavar="KB", default=THRESHOLDS)
+    parser.add_argument("--thresholds", nargs="+", type=threshold, metavar="KB", default=THRESHOLDS)
     parser.add_argument(
         "--gbit", type=float, nargs="+", default=[1.0], help="speeds of the link, in Gbit/s"
     )
@@ -52,20 +52,21 @@ def main() -> None:
                 show(f"{gbit:g} Gbit/s", run_on_hosts(hosts, hostfile, [], arguments))
 
 
+def threshold(text: str) -> str:
+    """A threshold, checked at once: an error should not come after the first model."""
+    if text != AUTO and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of kilobytes nor {AUTO}")
+    return text
+
+
 def show(where: str, found: dict[str, dict[str, list[float]]]) -> None:
     for model, by_threshold in found.items():
-        medians = {kb: statistics.median(seconds) for kb, seconds in by_threshold.items()}
-        fastest = min(medians.values())
-        for kb, seconds in medians.items():
-            ratios = [
-                min(one) / own
-                for own, one in zip(
-                    by_threshold[kb], zip(*by_threshold.values(), strict=True), strict=True
-                )
-            ]
+        fastest = [min(one) for one in zip(*by_threshold.values(), strict=True)]
+        for kb, seconds in by_threshold.items():
+            ratios = [one / own for one, own in zip(fastest, seconds, strict=True)]
             print(
-                f"{model:12}{where:12}{kb:>8} kB{1e3 * seconds:9.1f} ms{fastest / seconds:7.3f}"
-                f"  ({min(ratios):.3f} to {max(ratios):.3f})",
+                f"{model:12}{where:12}{kb:>8} kB{1e3 * statistics.median(seconds):9.1f} ms"
+                f"{statistics.median(ratios):7.3f}  ({min(ratios):.3f} to {max(ratios):.3f})",
                 flush=True,
             )
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report
-from common import ON_THE_CPU, RANKS, on_ranks
+from common import ON_THE_CPU, RANKS, check_cores, on_ranks
 from legacy import UnavailableError, legacy_python
 from models import CASES
 from report import Figure
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[RANKS])
     add_options(parser)
     options = parser.parse_args()
+    check_cores(parser, options.ranks, options.quick)
     plan = Plan(**vars(options))
     figures = [one for ranks in options.ranks for one in measured(replace(plan, ranks=ranks))]
     print(report.table(figures))

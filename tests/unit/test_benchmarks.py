@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -17,10 +19,12 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    bench, gpu, legacy, models, mps, report, step_time, turns, wire = (
+    bench, common, fusion, gpu, legacy, models, mps, report, step_time, turns, wire = (
         importlib.import_module(name)
         for name in (
             "bench",
+            "common",
+            "fusion",
             "gpu",
             "legacy",
             "models",
@@ -49,6 +53,53 @@ def test_a_ratio_is_taken_in_each_round_and_its_median_counts() -> None:
     assert (ratio.what, ratio.over, ratio.at_least) == ("tarantella", "limit", 0.95)
     assert ratio.rounds == [1.0, 0.75, 0.5]
     assert (ratio.median, ratio.verdict) == (0.75, "MISSED")
+
+
+def test_the_speed_of_a_threshold_is_the_median_of_its_ratios(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fusion.show("one host", {"mlp": {"32": [1.0, 4.0, 8.0], "auto": [2.0, 1.0, 3.0]}})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "mlp one host 32 kB 4000.0 ms 0.375 (0.250 to 1.000)",
+        "mlp one host auto kB 2000.0 ms 1.000 (0.500 to 1.000)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "options", "message"),
+    [
+        ("fusion", ["--thresholds", "auto", "32k"], "'32k' is neither a number of kilobytes nor"),
+        ("step_time", ["--ranks", "1", "2"], "figures of 2 ranks would mean nothing here"),
+        ("allreduce", ["--ranks", "2"], "each needs a core and there are 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_once(
+    benchmark: str,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is measured
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(sys, "argv", [f"{benchmark}.py", *options])
+    with pytest.raises(SystemExit):
+        importlib.import_module(benchmark).main()
+    assert message in capsys.readouterr().err
+
+
+def test_a_benchmark_that_only_checks_that_it_runs_may_share_cores() -> None:
+    common.check_cores(argparse.ArgumentParser(), [1000], quick=True)
+
+
+def test_many_ranks_train_the_models_that_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    monkeypatch.setattr(step_time, "measured", lambda plan: plans.append(plan) or [])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    for models_of_run in (["lenet5", "mlp"], ["mlp"]):
+        bench.of_many_ranks(argparse.Namespace(models=models_of_run, rounds=1, quick=True))
+    assert [(plan.models, plan.ranks) for plan in plans] == [(["lenet5"], 4)]
 
 
 def test_a_candidate_that_cannot_be_measured_is_named_with_the_reason() -> None:
