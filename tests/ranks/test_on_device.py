@@ -56,6 +56,21 @@ def test_training_and_evaluation(execution: dict[str, Any], elements: list[bool]
     assert any(elements)
 
 
+@pytest.mark.parametrize("steps", [3, 6])
+def test_a_repeated_shuffle_goes_on_where_the_last_fit_has_stopped(
+    steps: int, elements: list[bool]
+) -> None:
+    """Copies are made ahead of time, but not so far that they begin another pass."""
+
+    def arguments() -> dict[str, Any]:
+        dataset = tf.data.Dataset.from_tensor_slices(classification_data(13))
+        dataset = dataset.shuffle(13, seed=3).batch(4).repeat(5)
+        return {"x": dataset, "steps_per_epoch": steps}
+
+    assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, arguments, second_fit=True)
+    assert all(elements)
+
+
 def test_predictions(elements: list[bool]) -> None:
     x, _ = classification_data(13)
 

@@ -256,15 +256,20 @@ def test_ranks_that_are_traced_again_by_themselves_communicate_like_the_others(
     assert_runs_as_in_keras(train)
 
 
-def test_a_users_model_after_the_master_has_evaluated_it_alone() -> None:
-    """The master has variables of metrics by then that the others make in the first step."""
+@pytest.mark.parametrize("metrics", [["accuracy"], None])
+@pytest.mark.parametrize("method", ["evaluate", "train_on_batch"])
+def test_a_users_model_that_the_master_has_used_alone(method: str, metrics: Any) -> None:
+    """The master has built what the others build in the first step."""
     x, y = classification_data()
 
     def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
         model = wrap(called_once())
-        model.compile(**CLASSIFICATION)
+        model.compile("sgd", CLASSIFICATION["loss"], metrics=metrics)
         if tnt.is_master_rank():
-            (model.model if isinstance(model, tnt.Model) else model).evaluate(x, y, verbose=0)
+            plain = model.model if isinstance(model, tnt.Model) else model
+            weights = plain.get_weights()
+            getattr(plain, method)(x, y)
+            plain.set_weights(weights)
         return model.fit(batches(x, y), epochs=2, verbose=0).history
 
     assert_runs_as_in_keras(train)

@@ -18,6 +18,7 @@ from oracle import assert_trains_as_in_keras, batches, classification_data, smal
 
 import tarantella as tnt
 from tarantella.graph import engine
+from tarantella.graph.sum_counter import compiled_sum_counter
 from tarantella.keras import compiled_step
 from tarantella.keras.slots import slices_per_sample
 
@@ -35,6 +36,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of values in each sum of a whole step that was traced; None if it is unknown."""
     engine.device_hint()
     monkeypatch.setattr(engine, "_xla_sums", True)
+    compiled_sum_counter()  # as when the ranks decide; it makes a variable
     taken: list[int] = []
     add = compiled_step.sum_in_compiled
 
@@ -84,6 +86,40 @@ def table_and_positions() -> keras.Model:
 
     tokens = keras.Input((6,), dtype="int32")
     return classifier(tokens, Positions()(layers.Embedding(9, 4)(tokens)))
+
+
+class Total(layers.Layer):
+    """The sum of what each sample of ragged ones has."""
+
+    def call(self, x: Any) -> Any:
+        return tf.reduce_sum(x, axis=1)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (shape[0], shape[-1])
+
+
+def of_ragged_tokens() -> keras.Model:
+    tokens = keras.Input((None,), dtype="int32", ragged=True)
+    hidden = Total()(layers.Embedding(9, 4)(tokens))
+    return keras.Model(tokens, layers.Dense(3, activation="softmax")(hidden))
+
+
+def ragged_tokens_and_classes() -> tuple[Any, Any]:
+    tokens, classes = tokens_and_classes()
+    lengths = 2 + tokens[:, 0] % 4
+    return tf.RaggedTensor.from_tensor(tokens.astype("int32"), lengths), classes
+
+
+class FirstOnly(layers.Layer):
+    def call(self, x: Any, other: Any = None) -> Any:
+        return x
+
+
+def with_an_optional_input() -> keras.Model:
+    tokens, other = keras.Input((6,), dtype="int32"), keras.Input((5,), optional=True)
+    hidden = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(tokens))
+    classes = layers.Dense(3, activation="softmax")(FirstOnly()(hidden, other))
+    return keras.Model([tokens, other], classes)
 
 
 def tokens_and_classes(shape: tuple[int, ...] = (6,)) -> tuple[Any, Any]:
@@ -157,6 +193,34 @@ def test_sparse_gradients_of_own_data_are_gathered(sums: list[int]) -> None:
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
     model.fit(batches(*tokens_and_classes()), tnt_distribute_dataset=False, verbose=0)
     assert not sums
+
+
+def test_sparse_gradients_of_ragged_samples(sums: list[int]) -> None:
+    """What they consist of has more rows than there are samples."""
+    assert_trains_as_in_keras(
+        of_ragged_tokens,
+        lambda: {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "jit_compile": True,
+        },
+        lambda: {"x": batches(*ragged_tokens_and_classes())},
+    )
+    assert not sums
+
+
+def test_an_input_that_is_left_out(sums: list[int]) -> None:
+    tokens, classes = tokens_and_classes()
+    assert_trains_as_in_keras(
+        with_an_optional_input,
+        lambda: {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "jit_compile": True,
+        },
+        lambda: {"x": [tokens, None], "y": classes, "batch_size": 4},
+    )
+    assert sums
 
 
 def slices_of(make: Callable[[Any], Any], *specs: tf.TensorSpec) -> int | None:

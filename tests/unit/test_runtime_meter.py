@@ -99,6 +99,20 @@ def test_steps_of_which_nobody_knows_wait_as_long_as_those_before(clock: Clock) 
     assert meter.totals().samples == 16
 
 
+def test_a_call_that_was_traced_does_not_tell_how_long_data_take(clock: Clock) -> None:
+    meter = Meter()
+    for traces in (True, False):
+        with meter.part(INPUT):
+            with meter.part(STEPS):
+                if traces:
+                    meter.note_tracing()
+                clock.passes(10)
+            meter.note_wait(9 if traces else 2)
+    with meter.part(STEPS):
+        clock.passes(10)
+    assert parts(meter) == {INPUT: 2, COMPUTE: 28}
+
+
 def test_a_wait_while_gradients_are_computed_costs_nothing(clock: Clock) -> None:
     meter = Meter()
     with meter.part(COMPUTE):

@@ -27,6 +27,9 @@ from tarantella.runtime.log import LOGGER
 _CALLS_BETWEEN = 16
 
 _NOTHING = np.zeros(4, np.int64)
+# The fingerprints of batches that come in another order add up to another number.
+_FACTOR = 31
+_FACTORS = np.array([1, 1, 1, _FACTOR], np.int64)
 
 _has_warned = False
 
@@ -39,7 +42,7 @@ class Taken:
         steps: The number of steps.
         count: How many samples this rank has had in them.
         total: How many samples all ranks have had.
-        fingerprint: The sum of the fingerprints of the batches.
+        fingerprint: A number made of the fingerprints of the batches, and of their order.
     """
 
     steps: int = 0
@@ -49,8 +52,10 @@ class Taken:
 
     def plus(self, count: int, total: int, fingerprint: int) -> Taken:
         """What it has had after one more step."""
-        fingerprints = self.fingerprint + fingerprint
-        return Taken(self.steps + 1, self.count + count, self.total + total, fingerprints)
+        fingerprints = np.int64(self.fingerprint), np.int64(fingerprint)
+        with np.errstate(over="ignore"):
+            both = int(fingerprints[0] * _FACTOR + fingerprints[1])
+        return Taken(self.steps + 1, self.count + count, self.total + total, both)
 
 
 class SamplesTaken:
@@ -77,7 +82,7 @@ class SamplesTaken:
         self.prepare()
         with tf.device("CPU:0"):
             numbers = tf.stack([1, one.count, one.total, fingerprint_of(one)])
-            self._sums.assign_add(numbers, read_value=False)
+            self._sums.assign(self._sums * _FACTORS + numbers, read_value=False)
             if run_report.is_wanted() and not may_be_deterministic():
                 with tf.control_dependencies([] if tf.executing_eagerly() else [one.count]):
                     now = tf.timestamp()

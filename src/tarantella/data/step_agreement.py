@@ -58,8 +58,7 @@ class AgreedSteps:
         number_is_known: Whether they share batches, and all know how many there are.
 
     Attributes:
-        dataset: The micro-batches, each with the size of its step over all ranks; those in the
-            memory of a GPU are `OnDevice`.
+        dataset: The micro-batches, each with the size of its step over all ranks.
         comparison: What compares the ranks' data, if they know the number of batches.
         purpose: What the data are for, in words for the user.
     """
@@ -79,8 +78,7 @@ class AgreedSteps:
             return
         if number_is_known and not own_data and not split.padding:
             self.comparison = Comparison(lambda: self.purpose)
-            ahead = split.micro_batches.prefetch(tf.data.AUTOTUNE)
-            self.dataset = prefetched(ahead.with_options(_options(split.micro_batches)))
+            self.dataset = split.micro_batches
             return
         self._agrees = True
         everyone = own_data or split.padding is not None
@@ -88,6 +86,22 @@ class AgreedSteps:
         self._spec = split.micro_batches.element_spec.data
         agreed = self._agreed(split.micro_batches)
         self.dataset = agreed.with_options(_options(split.micro_batches))
+
+    def read_ahead(self, steps: int | None, to_device: bool) -> tf.data.Dataset:
+        """The micro-batches, the next of which are prepared while a step is computed.
+
+        Args:
+            steps: How many are needed at most, if that is known. One more is read, as in a pipeline
+                of plain Keras. Where a dataset repeats a shuffle, reading further could begin
+                another pass, and another order in whatever reads the dataset next.
+            to_device: Whether they may be copied to the memory of a GPU ahead of time; those that
+                are there are `OnDevice`.
+        """
+        if self.comparison is None:
+            return self.dataset
+        read = self.dataset if steps is None else self.dataset.take(steps + 1)
+        ahead = read.prefetch(tf.data.AUTOTUNE).with_options(_options(self.dataset))
+        return prefetched(ahead) if to_device else ahead
 
     @property
     def problem(self) -> Exception | None:

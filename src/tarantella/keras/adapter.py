@@ -40,7 +40,10 @@ class RankDataAdapter(internals.DataAdapter):
 
     Attributes:
         steps_per_epoch: The same for Keras; None if an epoch is one pass over this adapter.
+        most_steps: How many steps are taken in all at most, if that is known.
     """
+
+    most_steps: int | None = None
 
     def __init__(
         self, adapter: Any, own: Split, own_data: bool = False, steps_per_epoch: int | None = None
@@ -204,7 +207,10 @@ class RankDataAdapter(internals.DataAdapter):
         return self._steps.dataset.element_spec.data
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        return self._steps.dataset
+        ends_with_data = self.steps_per_epoch is None
+        return self._steps.read_ahead(
+            self.most_steps, to_device=ends_with_data or self.most_steps is not None
+        )
 
     @property
     def num_batches(self) -> int | None:

@@ -94,8 +94,9 @@ class PackedContributions(Contributions):
             slices = self.tensors[i]
             if slices is None:
                 continue
-            leaves = tf.nest.flatten(samples, expand_composites=True)
-            slots = None if most is None else Slots.of(slices, leaves)
+            # What sparse and ragged samples consist of has no row for each of them.
+            rows = [leaf for leaf in tf.nest.flatten(samples) if isinstance(leaf, tf.Tensor)]
+            slots = None if most is None else Slots.of(slices, rows)
             if slots is None or slices.values.dtype != dtype:
                 return None
             found[i] = slots

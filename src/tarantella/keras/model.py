@@ -339,6 +339,9 @@ class Model(keras.Model):
         self._start_from_master(adapter.spec)
         if initial_epoch < epochs:
             self._prepare_training(adapter.spec)
+        if adapter.steps_per_epoch:
+            calls = -(-adapter.steps_per_epoch // self.steps_per_execution)
+            adapter.most_steps = calls * self.steps_per_execution * max(epochs - initial_epoch, 0)
         adapter.on_step_size(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),
@@ -717,6 +720,8 @@ class Model(keras.Model):
         prepare_steps()
         if self._has_steps_of_keras:
             master_weights.build_training_state(self, spec)
+        has_state = internals.has_training_state(self)
+        self._tnt_traces_alike = all_ranks(has_state) or all_ranks(not has_state)
 
     @contextmanager
     def _given(self, function_name: str, data: Any) -> Iterator[None]:

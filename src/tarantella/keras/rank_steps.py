@@ -102,6 +102,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     _tnt_batch_logs: frozenset[str]
     _tnt_new_variables: master_weights.NewVariables
     _tnt_step_kinds: dict[tuple[str, bool], StepKind]
+    _tnt_traces_alike: bool  # all ranks have all variables of a step, or none has
     _tnt_called: set[tuple[str, bool]]  # functions of steps, with and without logs of batches
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
 
@@ -143,7 +144,8 @@ class RankSteps(StopsOnAllRanks, keras.Model):
 
     def _possible_kind_of_step(self) -> StepKind:
         # Without all variables, TensorFlow traces the step again.
-        if self._overrides_step_methods or not internals.has_training_state(self):
+        has_state = self._tnt_traces_alike and internals.has_training_state(self)
+        if self._overrides_step_methods or not has_state:
             return StepKind(is_compiled=False, has_one_sum=False)
         return StepKind(
             is_compiled=bool(self.jit_compile) and self._can_be_compiled(),
@@ -355,12 +357,13 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         return made
 
     def make_predict_function(self, force: bool = False) -> Any:
-        make = super().make_predict_function
+        make, present = super().make_predict_function, self.predict_function
         with self._uncompiled_steps():
             made = make(force=True) if force else make()
-        self.predict_function = compared_function(
-            self.predict_function, self, self._tnt_steps["predict"]
-        )
+        if self.predict_function is not present:
+            self.predict_function = compared_function(
+                self.predict_function, self, self._tnt_steps["predict"]
+            )
         return made
 
     def _should_eval(self, *args: Any) -> Any:

@@ -65,7 +65,8 @@ class Slots:
         Args:
             largest: The most samples that a rank has.
         """
-        return world.get_size() * self.per_sample * largest * (self._width + _NUMBERS)
+        slices = world.get_size() * self.per_sample * tf.cast(largest, tf.int64)
+        return slices * (self._width + _NUMBERS)
 
     def filled(self, slices: tf.IndexedSlices, largest: tf.Tensor) -> tf.Tensor:
         """This rank's slices in their places, with zeros in all others."""

@@ -37,6 +37,7 @@ def wrapped(model: keras.Model, api: type[keras.Model]) -> Any:
         _tnt_batch_size=0,
         _tnt_step_kinds={},
         _tnt_called=set(),
+        _tnt_traces_alike=True,
         _tnt_compiles_calls=False,
         _tnt_takes_gradients=False,
         _tnt_gradient_type=configuration().gradient_type,

@@ -57,6 +57,7 @@ class Meter:
         self._sent = 0.0
         # When a function of steps was called, when its data arrive, and what that usually takes.
         self._called: float | None = None
+        self._traces = False  # in that call
         self._arrival = 0.0
         self._usual_wait: float | None = None
 
@@ -77,6 +78,7 @@ class Meter:
             return _ELSEWHERE
         before = self.switch(part)
         if part == STEPS:
+            self._traces = False
             self._called = self._since
             self._arrival = self._since + (self._usual_wait or 0.0)
         return before
@@ -102,6 +104,7 @@ class Meter:
 
     def note_tracing(self) -> None:
         """A step is being traced: this rank does not wait for its data yet."""
+        self._traces = True
         if self._part in (INPUT, STEPS):
             self._arrival = self._since
             self.switch(COMPUTE)
@@ -115,8 +118,11 @@ class Meter:
             self.switch(COMPUTE)
 
     def note_wait(self, seconds: float) -> None:
-        """The data of a call of a function of steps, which has ended, came after this time."""
-        if self._part == INPUT and self._thread == threading.get_ident():
+        """The data of a call of a function of steps, which has ended, came after this time.
+
+        If it was traced in that call, most of the time went there.
+        """
+        if not self._traces and self._part == INPUT and self._thread == threading.get_ident():
             self._note_wait(seconds)
 
     def note_samples(self, samples: int, steps: int = 1) -> None:
