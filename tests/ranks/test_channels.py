@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tarantella as tnt
 from tarantella.comm import shared_memory
+from tarantella.graph import host_channel
 from tarantella.graph.host_channel import HostChannel
 from tarantella.graph.overlapped import OverlappedChannel
 from tarantella.runtime import world
@@ -37,6 +38,22 @@ def test_one_purpose_has_one_order_in_a_graph() -> None:
 def test_purposes_do_not_wait_for_each_other() -> None:
     first, second = calls_of(lambda: (summed("metrics"), summed("layers")))
     assert (first.control_inputs, second.control_inputs) == ([], [])
+
+
+@TWO
+@pytest.mark.parametrize(("spare", "calls"), [(True, 3), (False, 1)])
+def test_ranks_without_a_second_core_wait_for_the_others_once(
+    spare: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_channel, "ranks_have_spare_cores", lambda: spare)
+    own = [tf.fill([size], float(tnt.get_rank() + size)) for size in (2, 3000, 4)]
+
+    def sums() -> list[tf.Tensor]:
+        return HostChannel("gradients").allreduce(own, threshold=0)
+
+    assert len(calls_of(sums)) == calls
+    for total, size in zip(tf.function(sums)(), (2, 3000, 4), strict=True):
+        np.testing.assert_array_equal(total, np.full(size, 2 * size + 1))
 
 
 @pytest.mark.ranks(2, 3, 4)

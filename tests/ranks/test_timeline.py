@@ -16,8 +16,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tarantella as tnt
+from tarantella.graph import host_channel
 from tarantella.runtime.timeline import timeline
 
+host_channel.ranks_have_spare_cores = lambda: True  # else, all is summed after the backward pass
 
 steps = 0
 
