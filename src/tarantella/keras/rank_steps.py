@@ -294,7 +294,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         for with_logs in (False, True):
             make(force=True)
             functions[with_logs] = getattr(self, name)
-        self._tnt_called -= {(phase, False), (phase, True)}
+        self._tnt_called.difference_update([(phase, False), (phase, True)])
 
         def call(data: Any) -> Any:
             with_logs = self._needs_batch_logs(phase)
