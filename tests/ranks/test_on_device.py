@@ -56,7 +56,7 @@ def test_training_and_evaluation(execution: dict[str, Any], elements: list[bool]
     assert any(elements)
 
 
-@pytest.mark.parametrize("steps", [3, 6])
+@pytest.mark.parametrize("steps", [3, 6, -1])
 def test_a_repeated_shuffle_goes_on_where_the_last_fit_has_stopped(
     steps: int, elements: list[bool]
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_repeated_shuffle_goes_on_where_the_last_fit_has_stopped(
 
     def arguments() -> dict[str, Any]:
         dataset = tf.data.Dataset.from_tensor_slices(classification_data(13))
-        dataset = dataset.shuffle(13, seed=3).batch(4).repeat(5)
+        dataset = dataset.shuffle(13, seed=3).batch(4).repeat(5)  # passes of 4 batches
         return {"x": dataset, "steps_per_epoch": steps}
 
     assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, arguments, second_fit=True)

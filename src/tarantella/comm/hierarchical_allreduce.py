@@ -178,14 +178,14 @@ class HierarchicalAllreduce:
         first, *others = values
         if not others:
             return first
-        if not self._rounds:
-            total = first + others[0]
-            for each in others[1:]:
-                np.add(total, each, out=total)
-            return total
-        total = first.view(self._dtype).astype(np.float32)
         # Gradients of mixed precision may overflow; loss scaling expects it.
         with np.errstate(over="ignore", invalid="ignore"):
+            if not self._rounds:
+                total = first + others[0]
+                for each in others[1:]:
+                    np.add(total, each, out=total)
+                return total
+            total = first.view(self._dtype).astype(np.float32)
             for each in others:
                 np.add(total, each.view(self._dtype), out=total)
             return total.astype(self._dtype).view(np.uint16)

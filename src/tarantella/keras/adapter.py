@@ -207,10 +207,9 @@ class RankDataAdapter(internals.DataAdapter):
         return self._steps.dataset.element_spec.data
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        ends_with_data = self.steps_per_epoch is None
-        return self._steps.read_ahead(
-            self.most_steps, to_device=ends_with_data or self.most_steps is not None
-        )
+        ends_with_data = int(self.steps_per_epoch or -1) < 0
+        is_bounded = ends_with_data or self.most_steps is not None
+        return self._steps.read_ahead(self.most_steps, to_device=is_bounded)
 
     @property
     def num_batches(self) -> int | None:

@@ -339,9 +339,10 @@ class Model(keras.Model):
         self._start_from_master(adapter.spec)
         if initial_epoch < epochs:
             self._prepare_training(adapter.spec)
-        if adapter.steps_per_epoch:
-            calls = -(-adapter.steps_per_epoch // self.steps_per_execution)
-            adapter.most_steps = calls * self.steps_per_execution * max(epochs - initial_epoch, 0)
+        if (steps := int(adapter.steps_per_epoch or 0)) > 0:  # -1 is all there are
+            in_a_call = int(self.steps_per_execution)
+            of_an_epoch = -(-steps // in_a_call) * in_a_call
+            adapter.most_steps = of_an_epoch * max(int(epochs) - int(initial_epoch), 0)
         adapter.on_step_size(lambda total: self._tnt_advice.ranks_have(total // world.get_size()))
         with (
             adapter.explaining(),

@@ -39,8 +39,9 @@ from tarantella.runtime import world
 from tarantella.runtime.meter import METER
 
 _UNSEEN_UPDATE = (
-    "Gradients were not summed over the ranks: the optimizer updates the weights by a function "
-    "that was taken from it before `tnt.Model(model)`. Override `apply` in a subclass instead."
+    "Gradients were not summed over the ranks: the optimizer updates the weights without a call of "
+    "Keras's `apply` that Tarantella can see, perhaps by a method that was taken from it before "
+    "`tnt.Model(model)`. Override `apply` in a subclass, and call Keras's from it."
 )
 
 
@@ -102,6 +103,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
     _tnt_batch_logs: frozenset[str]
     _tnt_new_variables: master_weights.NewVariables
     _tnt_step_kinds: dict[tuple[str, bool], StepKind]
+    _tnt_seen_optimizer: int  # the last one whose update was seen
     _tnt_traces_alike: bool  # all ranks have all variables of a step, or none has
     _tnt_called: set[tuple[str, bool]]  # functions of steps, with and without logs of batches
     _tnt_passes_over: bool  # whether an epoch was trained before, and only its data are read
@@ -138,7 +140,7 @@ class RankSteps(StopsOnAllRanks, keras.Model):
         to communicate like those that are not.
         """
         function = ("train", self._needs_batch_logs("train"))
-        if function not in self._tnt_called:
+        if function not in self._tnt_called or function not in self._tnt_step_kinds:
             self._tnt_step_kinds[function] = self._possible_kind_of_step()
         return self._tnt_step_kinds[function]
 
@@ -171,9 +173,17 @@ class RankSteps(StopsOnAllRanks, keras.Model):
             step.layer_state.note_written(written)
             with step.running():
                 logs = step.metrics.global_logs(step_on(data.data))
-        if not (step.has_trained or self._overrides_step_methods) and self.trainable_weights:
-            raise InputError(_UNSEEN_UPDATE)
+        self._require_seen_update(step)
         return step, logs
+
+    def _require_seen_update(self, step: Step) -> None:
+        """Makes sure that gradients were summed over the ranks."""
+        if step.has_trained:
+            self._tnt_seen_optimizer = id(self.optimizer)
+        # A function of the user's that was traced before is not traced again.
+        was_seen = self._tnt_seen_optimizer == id(self.optimizer)
+        if not (was_seen or self._overrides_step_methods) and self.trainable_weights:
+            raise InputError(_UNSEEN_UPDATE)
 
     def _compiled_step(
         self, data: MicroBatch, step_on: Callable[[Any], Any]
