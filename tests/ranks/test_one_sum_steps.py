@@ -240,8 +240,7 @@ def called_once() -> keras.Model:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("optimizer", "jit_compile"), [("sgd", False), ("adam", True)])
 def test_ranks_that_are_traced_again_by_themselves_communicate_like_the_others(
     optimizer: str, jit_compile: bool
 ) -> None:

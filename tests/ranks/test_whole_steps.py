@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.long), "adam"])
 @pytest.mark.parametrize("case", CASES)
 def test_whole_steps_give_what_plain_keras_gives(
     case: str, optimizer: str, sums: list[int]
