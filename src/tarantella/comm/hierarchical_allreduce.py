@@ -130,13 +130,13 @@ class HierarchicalAllreduce:
         return self._exchange(values, segments, self._tag, partial(self._between_hosts, values))
 
     def _between_hosts(self, values: Mapping[int, Array]) -> Exchange:
-        """Each carrier gets its part of its segment from the other hosts."""
+        """Each leader gets its part of its segment from the other hosts."""
         parts = _split(self._sum(values.values()), self._peers.counterparts)
         sums = self._own_and_room(parts, self._peers.counterparts)
         return self._exchange(sums, parts, self._tag, partial(self._send_sum, sums))
 
     def _send_sum(self, sums: Mapping[int, Array]) -> Exchange:
-        """Each carrier sends the sum of its part to the other hosts."""
+        """Each leader sends the sum of its part to the other hosts."""
         segment = _split(self._target, self._peers.leaders)[self._peers.rank]
         parts = _split(segment, self._peers.counterparts)
         own = parts[self._peers.rank]
