@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from oracle import (
     computed_by_master,
     small_model,
 )
+from tensorflow.python.eager import context
 
 import tarantella as tnt
 from tarantella.data import on_device
@@ -69,6 +71,34 @@ def test_a_repeated_shuffle_goes_on_where_the_last_fit_has_stopped(
 
     assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, arguments, second_fit=True)
     assert all(elements)
+
+
+def test_a_shuffle_draws_as_often_as_in_keras(elements: list[bool]) -> None:
+    """Keras makes one iterator more than it reads in each epoch, and the shuffle has drawn for it,
+    too. A dataset that was looked at before is shuffled here by TensorFlow's own `shuffle`."""
+
+    def looked_at() -> dict[str, Any]:
+        dataset = tf.data.Dataset.from_tensor_slices(classification_data(13))
+        dataset = dataset.shuffle(13, seed=1).batch(2)
+        next(iter(dataset))
+        return {"x": dataset.map(lambda x, y: (x, y))}
+
+    assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, looked_at, second_fit=True)
+    assert all(elements)
+
+
+def test_no_functions_pile_up_from_call_to_call(elements: list[bool]) -> None:
+    x, y = classification_data(13)
+    model = tnt.Model(small_model())
+    model.compile(**CLASSIFICATION)
+    kept = []
+    for _ in range(4):
+        model.fit(x, y, validation_data=(x, y), batch_size=4, epochs=2, verbose=0)
+        model.predict(x, verbose=0)
+        gc.collect()
+        kept.append(len(context.context().list_function_names()))
+    assert kept[1] == kept[-1]
+    assert any(elements)
 
 
 def test_predictions(elements: list[bool]) -> None:
