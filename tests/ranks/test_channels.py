@@ -64,8 +64,8 @@ def test_sums_through_shared_memory(dtype: Any) -> None:
     communicator = world.communicator("metrics")
     assert shared_memory._ranks_share_memory(communicator)
     rng = np.random.default_rng(tnt.get_rank())
-    inbox = shared_memory._INBOX_BYTES // np.dtype(dtype).itemsize
-    for size in (0, 1, 7, 4096, 5001, inbox, inbox + 1, 5 * inbox + 13):
+    slot = shared_memory._SLOT_BYTES // np.dtype(dtype).itemsize
+    for size in (0, 1, 7, 4096, 5001, slot, slot + 1, 5 * slot + 13):
         own = rng.normal(size=size).astype(dtype) * 1000
         everyones = tnt.allgather(own)
         expected = np.sum(everyones, axis=0)

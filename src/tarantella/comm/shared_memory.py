@@ -23,8 +23,10 @@ from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
 
-# How much a rank gets from the others at a time, for its segment: half of what its cache holds.
-_INBOX_BYTES = 1 << 20
+# How much a rank gets at a time from each of the others, for its segment, and from all of them. Two
+# barriers come with each time, so pieces must not be small where many ranks wait for the slowest.
+_SLOT_BYTES = 1 << 20
+_INBOX_BYTES = 4 << 20
 # Two barriers cost more than a message as small as this.
 _LEAST_BYTES = 16 << 10
 
@@ -58,7 +60,7 @@ class SharedMemory:
 
         self._communicator = communicator
         self._rank, self._size = communicator.Get_rank(), communicator.Get_size()
-        slot = _INBOX_BYTES // (self._size - 1) // ALIGNMENT * ALIGNMENT
+        slot = min(_SLOT_BYTES, _INBOX_BYTES // (self._size - 1)) // ALIGNMENT * ALIGNMENT
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each near its own rank
         self._window = MPI.Win.Allocate_shared(slot * self._size, 1, info, communicator)
         info.Free()
