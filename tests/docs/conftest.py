@@ -27,12 +27,16 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def reader_environment() -> dict[str, str]:
-    """The commands of the tested Python come first; nothing of the test run is inherited."""
+    """The commands of the tested Python come first; nothing of the test run is inherited.
+
+    Ranks leave the core to other tests while they wait.
+    """
     bin_folder = Path(sys.executable).parent
     if not (bin_folder / "tarantella").exists():
         pytest.fail(f"no `tarantella` in {bin_folder}: `make test` installs it", pytrace=False)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_OTHER_RUNS)}
-    return inherited | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    return inherited | {"PATH": path, "TEST_SHARED_CORES": "true"}
 
 
 @pytest.fixture

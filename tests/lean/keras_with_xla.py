@@ -5,35 +5,15 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import Any
 
-_TRAINER = "keras.src.trainers.trainer"
+from changed_modules import change
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what others find; but changes the class that decides, once it is there."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != _TRAINER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def execute_and_change(module: ModuleType) -> None:
-            execute(module)
-            module.Trainer._resolve_auto_jit_compile = module.model_supports_jit
-
-        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
-        return spec
+def _compile_where_possible(trainer: Any) -> None:
+    trainer.Trainer._resolve_auto_jit_compile = trainer.model_supports_jit
 
 
 def install() -> None:
     """To be called before Keras is imported."""
-    sys.meta_path.insert(0, _Finder())
+    change("keras.src.trainers.trainer", _compile_where_possible)

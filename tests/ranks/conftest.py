@@ -8,8 +8,19 @@ from fixtures import float64, no_time_to_fail, unseeded  # noqa: F401
 from tarantella.comm import waiting
 from tarantella.runtime import world
 
-# Tests of what ranks do while they wait: they wait as they do with a core for each rank.
-ABOUT_WAITING = ("test_channels", "test_collectives", "test_order_of_calls", "test_threads")
+# Tests of what ranks do while they wait, or of what ends them then: they wait as they do with a
+# core for each rank.
+ABOUT_WAITING = (
+    "test_channels",
+    "test_collectives",
+    "test_command",
+    "test_failures",
+    "test_order_of_calls",
+    "test_restarts",
+    "test_run_function",
+    "test_stalls",
+    "test_threads",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -19,5 +30,6 @@ def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.module.__name__ not in ABOUT_WAITING:
             waiting.ranks_share_cores.cache_clear()
             patch.setattr(world, "_cores_of", lambda _: 1)
+            patch.setenv("TEST_SHARED_CORES", "true")  # for runs that a test starts
         yield
     waiting.ranks_share_cores.cache_clear()
