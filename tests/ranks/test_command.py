@@ -105,6 +105,14 @@ def test_serial_run_does_not_touch_mpi(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == ["0 1 0 1", "False"]
 
 
+def test_the_command_loads_no_numpy() -> None:
+    """It would take as long as all the rest."""
+    code = (
+        "import tarantella.cli.main, tarantella.launch.script, sys; print('numpy' in sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).stdout == "False\n"
+
+
 def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI"))

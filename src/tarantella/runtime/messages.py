@@ -1,4 +1,7 @@
-"""Values from rank to rank, as JSON. Unlike a pickle, nothing that arrives can run code."""
+"""Values from rank to rank, as JSON. Unlike a pickle, nothing that arrives can run code.
+
+NumPy is loaded when something is sent: the command loads this module and sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def packed(value: Any) -> np.ndarray:
     """A value of strings, numbers, lists and dictionaries as bytes; tuples arrive as lists."""
+    import numpy as np
+
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
@@ -29,6 +35,8 @@ def bcast(value: Any, communicator: Any, root: int = 0) -> Any:
 
 def bcast_bytes(data: Any, communicator: Any, root: int = 0) -> np.ndarray:
     """The bytes that the root has, on every rank; what the others pass does not matter."""
+    import numpy as np
+
     is_root = communicator.Get_rank() == root
     size = np.array([len(data)], np.int64)
     communicator.Bcast(size, root)
@@ -39,6 +47,8 @@ def bcast_bytes(data: Any, communicator: Any, root: int = 0) -> np.ndarray:
 
 def allgather(value: Any, communicator: Any) -> list[Any]:
     """The values of all ranks, by rank."""
+    import numpy as np
+
     data = packed(value)
     sizes = np.empty(communicator.Get_size(), np.int64)
     communicator.Allgather(np.array([len(data)], np.int64), sizes)

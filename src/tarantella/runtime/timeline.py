@@ -12,13 +12,12 @@ import secrets
 import tempfile
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tarantella.errors import InputError
 from tarantella.runtime import ending, world
@@ -131,9 +130,9 @@ class _Clock:
         self._origin = self._began = self._ended = now()
         self._ahead_at_begin = self._ahead_at_end = _ahead_of_master()
         if world.get_size() > 1:
-            origin = np.array([self._origin], np.int64)
+            origin = array("q", [self._origin])
             world.communicator("control").Bcast(origin, world.get_master_rank())
-            self._origin = int(origin[0])
+            self._origin = origin[0]
 
     def compare_again(self) -> None:
         self._ended = now()
@@ -158,7 +157,7 @@ def _ahead_of_master() -> float:
 
 
 def _tell_time(rank: int) -> None:
-    comm, time_here = world.communicator("control"), np.empty(1, np.int64)
+    comm, time_here = world.communicator("control"), array("q", [0])
     for _ in range(_EXCHANGES):
         comm.Recv(time_here, rank)
         time_here[0] = now()
@@ -166,14 +165,14 @@ def _tell_time(rank: int) -> None:
 
 
 def _ask_time(master: int) -> float:
-    comm, time_there = world.communicator("control"), np.empty(1, np.int64)
+    comm, time_there = world.communicator("control"), array("q", [0])
     answers = []
     for _ in range(_EXCHANGES):
         asked = now()
         comm.Send(time_there, master)
         comm.Recv(time_there, master)
         answered = now()
-        answers.append((answered - asked, (asked + answered) / 2 - int(time_there[0])))
+        answers.append((answered - asked, (asked + answered) / 2 - time_there[0]))
     return min(answers)[1]
 
 
