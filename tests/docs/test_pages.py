@@ -3,7 +3,7 @@
 So do the examples in docstrings, which the API reference shows.
 
 test_job_scripts.py runs the job scripts; the tests of the examples run the commands on their page,
-and check the results.
+and check the results. A block that a command runs is not run once more.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ PAGES = [
 EXAMPLES = REPOSITORY / "docs" / "examples.md"
 
 STARTS_RANKS = "tnt.run("
+RUNS_NOTHING = ("--dry-run", "--cleanup")
+# Commands that only show an option, or more ranks: tests of these train with them. Here they run a
+# script that takes less time.
+SHOWS_AN_OPTION = re.compile(r"--log-level|--report|--output-dir|--timeline|-n 3|--n-per-node 2")
+STAND_IN = """
+import tarantella as tnt
+assert tnt.allreduce(1) == tnt.get_size() > 1
+"""
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 Shell = Callable[..., Any]
@@ -100,6 +108,15 @@ def file_name(block: str) -> str:
     return first[1] if first else "block.py"
 
 
+def is_run_by_a_command(block: str) -> bool:
+    """Whether the command of a page runs it on ranks, or test_examples.py does."""
+    if block == (REPOSITORY / "examples" / "quickstart.py").read_text():
+        return True
+    last_word = f" {file_name(block)}"
+    running = [line for line in commands() if not any(word in line for word in RUNS_NOTHING)]
+    return any(line.endswith(last_word) for line in running if not SHOWS_AN_OPTION.search(line))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for block in blocks("python"):
@@ -145,6 +162,8 @@ def test_command(command: str, shell: Shell, folder: Path, request: pytest.Fixtu
         testbed = request.getfixturevalue("hosts")
         (folder / "hosts").write_text("# the testbed\n" + "\n".join(testbed.names))
         line = shlex.join(testbed.nodes[0].command("env", f"--chdir={folder}", "bash", "-c", line))
+    if SHOWS_AN_OPTION.search(command) and command.endswith(" train.py"):
+        (folder / "train.py").write_text(STAND_IN)
     finished = shell(line, cwd=REPOSITORY if in_repository else folder)
     assert finished.status == 0, finished.output
     assert "does not provide the extra" not in finished.output
@@ -160,6 +179,8 @@ def test_python_that_starts_ranks_is_run_by_a_command() -> None:
     }
 
 
+BLOCKS_ON_RANKS = [file_name(each) for each in blocks("python") if not is_run_by_a_command(each)]
+EXAMPLES_ON_RANKS = [name for name, text in examples().items() if STARTS_RANKS not in text]
 # TensorFlow takes seconds to load, so one process runs the blocks one after the other.
 RUN_ALL = """
 import runpy, sys, traceback
@@ -183,21 +204,17 @@ def blocks_on_two_ranks(
     for name, text in scripts.items():
         (folder / name).write_text(text)
     (folder / "run_all.py").write_text(RUN_ALL)
-    on_ranks = [name for name, text in scripts.items() if STARTS_RANKS not in text]
+    on_ranks = [*BLOCKS_ON_RANKS, *EXAMPLES_ON_RANKS]
     return printed_on_two_ranks(folder, "run_all.py", *on_ranks, timeout=600)
 
 
-@pytest.mark.parametrize(
-    "name", [file_name(block) for block in blocks("python") if STARTS_RANKS not in block]
-)
+@pytest.mark.parametrize("name", BLOCKS_ON_RANKS)
 def test_python_block_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, text in examples().items() if STARTS_RANKS not in text]
-)
+@pytest.mark.parametrize("name", EXAMPLES_ON_RANKS)
 def test_example_of_a_docstring_on_two_ranks(name: str, blocks_on_two_ranks: str) -> None:
     for rank in (0, 1):
         assert f"[rank {rank}] ran {name}\n" in blocks_on_two_ranks, blocks_on_two_ranks
