@@ -16,7 +16,6 @@ ABOUT_WAITING = (
     "test_command",
     "test_failures",
     "test_order_of_calls",
-    "test_restarts",
     "test_run_function",
     "test_stalls",
     "test_threads",

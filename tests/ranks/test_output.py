@@ -63,26 +63,29 @@ import numpy as np
 
 import tarantella as tnt
 
-verbose = sys.argv[1] if sys.argv[1] == "auto" else int(sys.argv[1])
 model = tnt.Model(keras.Sequential([keras.layers.Dense(1)]))
 model.compile("sgd", "mse")
 x = np.ones((20, 2))
-# How many batches there are, nobody knows.
-endless = ((x[:4], x[:4, :1]) for _ in range(100))
-model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=verbose)
-model.fit(endless, steps_per_epoch=3, epochs=2, verbose=verbose)
-model.evaluate(x, x[:, :1], batch_size=4, verbose=verbose)
-model.predict(x, batch_size=4, verbose=verbose)
+for word in sys.argv[1:]:
+    verbose = word if word == "auto" else int(word)
+    # How many batches there are, nobody knows.
+    endless = ((x[:4], x[:4, :1]) for _ in range(100))
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=verbose)
+    model.fit(endless, steps_per_epoch=3, epochs=2, verbose=verbose)
+    model.evaluate(x, x[:, :1], batch_size=4, verbose=verbose)
+    model.predict(x, batch_size=4, verbose=verbose)
+    if tnt.is_master_rank():
+        print("that was", word)
 """
 
 ENDS = [f"{steps}/{steps}" for steps in (5, 5, 3, 3, 5, 5)]
 
 
-def _progress(tmp_path: Path, verbose: str, ranks: int) -> list[str]:
+def _progress(tmp_path: Path, ranks: int, *verbose: str) -> list[str]:
     script = tmp_path / "train.py"
     script.write_text(PROGRESS)
     command = [sys.executable, "-m", "tarantella.cli", "-n", str(ranks), "--no-gpu", "--"]
-    return [*command, str(script), verbose]
+    return [*command, str(script), *verbose]
 
 
 def _without_terminal(command: list[str]) -> str:
@@ -106,24 +109,26 @@ def _on_terminal(command: list[str]) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize(("verbose", "ranks"), [("auto", 2), ("1", 2), ("1", 1)])
+@pytest.mark.parametrize(("ranks", "verbose"), [(2, ("auto", "1", "0")), (1, ("1",))])
 def test_without_a_terminal_progress_comes_in_lines(
-    tmp_path: Path, verbose: str, ranks: int
+    tmp_path: Path, ranks: int, verbose: tuple[str, ...]
 ) -> None:
-    output = _without_terminal(_progress(tmp_path, verbose, ranks))
+    """And not at all with `verbose=0`."""
+    output = _without_terminal(_progress(tmp_path, ranks, *verbose))
     assert not re.search(r"[\b\r\x1b]", output)
-    lines = output.splitlines()
-    assert [line.split()[0] for line in lines if "/step" in line] == ENDS
-    assert sum(line.startswith("Epoch ") for line in lines) == 4
-    assert len(lines) == len(ENDS) + 4
-
-
-def test_nothing_is_shown_if_nothing_is_asked_for(tmp_path: Path) -> None:
-    assert _without_terminal(_progress(tmp_path, "0", 2)) == ""
+    for word in verbose:
+        shown, _, output = output.partition(f"that was {word}\n")
+        lines = shown.splitlines()
+        ends = [] if word == "0" else ENDS
+        epochs = 0 if word == "0" else 4
+        assert [line.split()[0] for line in lines if "/step" in line] == ends
+        assert sum(line.startswith("Epoch ") for line in lines) == epochs
+        assert len(lines) == len(ends) + epochs
+    assert output == ""
 
 
 def test_a_terminal_shows_one_progress_bar(tmp_path: Path) -> None:
-    output = _on_terminal(_progress(tmp_path, "auto", 2))
+    output = _on_terminal(_progress(tmp_path, 2, "auto"))
     lines = [line for line in output.split("\n") if "\b" in line]
     bars = [re.findall(r"\x1b\[1m *(\d+/\d+)\x1b\[0m", line)[-1] for line in lines]
     assert bars == ENDS
