@@ -1,8 +1,8 @@
 """Makes Python quicker in the processes that tests start: with Keras, they take half as long.
 
-- Keras imports scikit-learn, pandas and Matplotlib wherever they are installed, for what few
-  scripts use. With this folder on the PYTHONPATH it finds none of them, as where only Tarantella is
-  installed. A script that imports them itself gets them.
+- Keras imports scikit-learn, pandas, Matplotlib and IPython wherever they are installed, for what
+  few scripts use. With this folder on the PYTHONPATH it finds none of them, as where only
+  Tarantella is installed. A script that imports them itself gets them.
 - TensorFlow names the same few types 18,000 times, and Python parses each anew.
 - Garbage is collected rarely, and not at the end, where a process has nothing but garbage.
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from changed_modules import change
 
-_LEFT_OUT = ("matplotlib", "pandas", "sklearn")
+_LEFT_OUT = ("IPython", "matplotlib", "pandas", "sklearn")
 
 
 class _NotForKeras:

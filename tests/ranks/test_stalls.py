@@ -90,7 +90,10 @@ def test_a_rank_that_is_stopped_when_nobody_waits_for_it(text: str, tmp_path: Pa
     assert failure.startswith(f"tarantella: rank 0 on host {HOST} failed: it has been stopped for ")
 
 
-def test_a_rank_that_skips_a_step_of_a_custom_loop(tmp_path: Path) -> None:
+def test_a_rank_that_skips_a_step_of_a_custom_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_SHARED_CORES", "true")  # both wait for long
     text = """
 import keras
 import tensorflow as tf
