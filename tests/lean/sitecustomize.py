@@ -4,10 +4,11 @@
   few scripts use. With this folder on the PYTHONPATH it finds none of them, as where only
   Tarantella is installed. A script that imports them itself gets them.
 - TensorFlow names the same few types 18,000 times, and Python parses each anew.
-- Garbage is collected rarely, and not at the end, where a process has nothing but garbage.
+- Garbage is collected rarely.
 
 Where a test asks for it, ranks leave the core to other tests while they wait, as they do where
-ranks share cores; and where the CPU stands in for a GPU, Keras compiles as it does on a GPU.
+ranks share cores, and collect no garbage at their end, where there is nothing else; and where the
+CPU stands in for a GPU, Keras compiles as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def _share_cores(world: Any) -> None:
 
 
 gc.set_threshold(100_000)
-atexit.register(gc.freeze)
 _parse_names_of_types_once()
 sys.meta_path.insert(0, _NotForKeras())  # type: ignore[arg-type]
 if os.environ.get("TEST_SHARED_CORES") == "true":
     change("tarantella.runtime.world", _share_cores)
+    atexit.register(gc.freeze)
 if os.environ.get("TEST_DEVICE") == "cpu":
     import keras_with_xla
 
