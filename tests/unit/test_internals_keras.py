@@ -69,6 +69,41 @@ def test_metrics_can_be_built_without_recording() -> None:
     assert all(not np.any(variable.numpy()) for variable in metric.variables), VERSION
 
 
+def test_metrics_of_keras_tell_whether_they_have_all_variables() -> None:
+    for metric in (keras.metrics.F1Score(), keras.metrics.R2Score()):
+        assert not internals.has_all_variables(metric), VERSION
+        metric(np.eye(3), np.eye(3))
+        assert internals.has_all_variables(metric), VERSION
+    assert internals.has_all_variables(keras.metrics.Mean()), VERSION
+
+    class Own(keras.metrics.Mean):
+        pass
+
+    assert not internals.has_all_variables(Own()), VERSION
+
+
+def test_the_metrics_of_a_model_tell_whether_they_have_all_variables() -> None:
+    for own, known in ("accuracy", True), (lambda y, p: p, True), (OwnMetric(), False):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+        model.compile(loss="mse", metrics=[own])
+        seen: list[bool] = []
+        for _ in range(2):
+            seen.append(internals.has_all_variables(model._compile_metrics))
+            model.test_on_batch(np.eye(3), np.eye(3))
+        assert seen == [False, known], VERSION
+
+
+class OwnMetric(keras.metrics.Metric):
+    """Makes a variable when it sees data."""
+
+    def update_state(self, y: object, y_pred: object, sample_weight: object = None) -> None:
+        if not self.variables:
+            self.add_variable((), "zeros")
+
+    def result(self) -> float:
+        return 0.0
+
+
 def test_an_adapter_of_ours_is_taken_as_data() -> None:
     adapter = internals.data_adapters.get_data_adapter(np.ones((4, 1)), batch_size=2)
     assert isinstance(adapter, internals.DataAdapter), VERSION

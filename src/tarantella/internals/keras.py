@@ -34,6 +34,7 @@ with versions.private_names("Keras"):
     from keras.src.random import seed_generator
     from keras.src.saving import object_registration, saving_lib
     from keras.src.trainers import data_adapters
+    from keras.src.trainers.compile_utils import CompileMetrics
     from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -97,6 +98,7 @@ __all__ = [
     "give_losses",
     "global_seed",
     "handles",
+    "has_all_variables",
     "in_stateless_scope",
     "index_adapter",
     "install_hdf5_files",
@@ -198,6 +200,13 @@ def merged_sample_weight(values: Any, sample_weight: Any, mask: Any, dtype: Any)
 def build_metric(metric: keras.metrics.Metric, args: Any, kwargs: dict[str, Any]) -> None:
     """Creates the variables that a metric makes when it first sees data; records nothing."""
     backend.compute_output_spec(metric.update_state, *args, **kwargs)
+
+
+def has_all_variables(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric is known to have made all its variables, as those of Keras tell."""
+    if isinstance(metric, CompileMetrics):
+        return metric.built and all(has_all_variables(one) for one in metric.metrics)
+    return is_of_keras(type(metric)) and getattr(metric, "_built", True)
 
 
 def build_training_state(model: keras.Model, spec: Any) -> None:

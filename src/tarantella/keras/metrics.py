@@ -64,7 +64,7 @@ class Metrics:
         if internals.in_stateless_scope():
             return self._update_nested(update_state, metric, *args, **kwargs)
         with hooks.handling(self.nested()):
-            if self._can_be_empty:
+            if self._can_be_empty and not internals.has_all_variables(metric):
                 with hooks.handling({hooks.UPDATE_METRIC: self._update_symbolically}):
                     internals.build_metric(metric, args, kwargs)
             before = self._values_now(metric.variables)
