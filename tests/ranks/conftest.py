@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import tensorflow as tf
 from fixtures import float64, no_time_to_fail, unseeded  # noqa: F401
 
 from tarantella.comm import waiting
@@ -32,3 +34,13 @@ def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("TEST_SHARED_CORES", "true")  # for runs that a test starts
         yield
     waiting.ranks_share_cores.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unoptimized_graphs() -> None:
+    """On two ranks TensorFlow leaves graphs as they are: to optimize one takes longer than a run.
+
+    On any other number of ranks, and wherever its collectives sum, it optimizes them as usual.
+    """
+    if world.get_size() == 2 and not {"TEST_DEVICE", "TNT_GPU_SUMS"} & os.environ.keys():
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
