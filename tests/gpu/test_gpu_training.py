@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
-    CLASSIFICATION,
+    WITH_METRICS,
     WITH_STATE,
     assert_close,
     assert_trains_as_in_keras,
@@ -76,10 +76,10 @@ CASES: dict[str, tuple[Callable[[], keras.Model], dict[str, Any], Callable[[], A
     "dense": (small_model, WITH_STATE, classification_data),
     "statistics": (
         lambda: classifier(layers.BatchNormalization(synchronized=True)),
-        CLASSIFICATION,
+        WITH_METRICS,
         classification_data,
     ),
-    "state": (lambda: classifier(RunningMean()), CLASSIFICATION, classification_data),
+    "state": (lambda: classifier(RunningMean()), WITH_METRICS, classification_data),
     "sparse": (embedding, WITH_STATE, tokens_and_classes),
     "masked": (
         masked,
@@ -141,7 +141,7 @@ def test_mixed_precision_within_its_own_tolerance(policy: str, execution: str) -
     assert_trains_as_in_keras(
         make_model,
         lambda: {
-            **CLASSIFICATION,
+            **WITH_METRICS,
             **EXECUTIONS[execution],
             "optimizer": keras.optimizers.SGD(0.1),
         },

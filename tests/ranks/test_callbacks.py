@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from oracle import (
     CLASSIFICATION,
+    WITH_METRICS,
     WITH_STATE,
     assert_close,
     batches,
@@ -155,7 +156,7 @@ def test_all_events_with_the_logs_of_the_global_batch() -> None:
         keras.utils.set_random_seed(42)
         recorder = Recorder()
         model = wrap(small_model(regularized=False))
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_METRICS)
         model.fit(**data(), epochs=2, verbose=0, callbacks=[recorder])
         x, y = classification_data()
         model.evaluate(batches(x, y), verbose=0, callbacks=[recorder])
@@ -188,7 +189,7 @@ def test_parameters_and_model() -> None:
 
 def test_several_steps_in_one_execution() -> None:
     def compiled() -> dict[str, Any]:
-        return {**CLASSIFICATION, "steps_per_execution": 3}
+        return {**WITH_METRICS, "steps_per_execution": 3}
 
     recorders = [Recorder(), Recorder()]
     expected = computed_by_master(
@@ -226,7 +227,7 @@ def test_without_readers_the_logs_of_batches_are_not_exchanged(
 
     monkeypatch.setattr("tarantella.keras.metrics.results_of_sums", counted)
     model = tnt.Model(small_model())
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     for callbacks, exchanged in ([], 0), ([Recorder()], 2), ([], 0), ([Recorder()], 0):
         # Functions that were traced before are taken up again.
         exchanges.clear()
@@ -418,7 +419,7 @@ def test_tensorboard(folders: Folders, update_freq: Any) -> None:
             )
         ]
 
-    folders.both(board)
+    folders.both(board, compiled=lambda: WITH_METRICS)
     if not tnt.is_master_rank():
         return
     ours, plain = scalars(folders.ours), scalars(folders.plain)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from oracle import CLASSIFICATION, classification_data, small_model
+from oracle import WITH_METRICS, classification_data, small_model
 
 import tarantella as tnt
 from tarantella.errors import InputError, MismatchError
@@ -79,7 +79,7 @@ def test_slices_are_rounded_and_their_indices_are_not() -> None:
 
 
 def fitted(model: Any, **options: Any) -> tuple[list[Any], dict[str, list[float]]]:
-    model.compile(**{**CLASSIFICATION, "optimizer": keras.optimizers.SGD(1.0), **options})
+    model.compile(**{**WITH_METRICS, "optimizer": keras.optimizers.SGD(1.0), **options})
     x, y = classification_data(12)
     history = model.fit(x, y, batch_size=12, shuffle=False, epochs=2, verbose=0)
     return model.get_weights(), history.history

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
-    CLASSIFICATION,
+    WITH_METRICS,
     assert_close,
     assert_trains_as_in_keras,
     batches,
@@ -32,7 +32,7 @@ def _samples() -> tf.data.Dataset:
 
 def _compiled() -> keras.Model:
     model = tnt.Model(small_model())
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     return model
 
 
@@ -40,7 +40,7 @@ def _train(
     in_keras: Callable[[], dict[str, Any]], on_ranks: Callable[[], dict[str, Any]], **options: Any
 ) -> None:
     assert_trains_as_in_keras(
-        small_model, lambda: CLASSIFICATION, in_keras, arguments_on_ranks=on_ranks, **options
+        small_model, lambda: WITH_METRICS, in_keras, arguments_on_ranks=on_ranks, **options
     )
 
 

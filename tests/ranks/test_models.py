@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
-    CLASSIFICATION,
+    WITH_METRICS,
     Decay,
     assert_close,
     assert_trains_as_in_keras,
@@ -166,7 +166,7 @@ def test_sequential_that_is_not_built() -> None:
         lambda: keras.Sequential(
             [keras.layers.Dense(4, activation="relu"), keras.layers.Dense(3, activation="softmax")]
         ),
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {"x": batches(*classification_data())},
         then=_evaluated,
     )
@@ -175,7 +175,7 @@ def test_sequential_that_is_not_built() -> None:
 def test_functional() -> None:
     assert_trains_as_in_keras(
         small_model,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {
             "x": batches(*classification_data()),
             "validation_data": batches(*classification_data(samples=7), batch_size=2),
@@ -188,7 +188,7 @@ def test_functional() -> None:
 def test_subclassed(kind: type[keras.Model]) -> None:
     assert_trains_as_in_keras(
         kind,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {
             "x": batches(*classification_data()),
             "validation_data": batches(*classification_data(samples=7), batch_size=2),
@@ -217,7 +217,7 @@ def test_sparse_gradients_of_an_embedding() -> None:
     for optimizer in ("sgd", "adam", "adagrad"):
         assert_trains_as_in_keras(
             make_model,
-            lambda optimizer=optimizer: {**CLASSIFICATION, "optimizer": optimizer},
+            lambda optimizer=optimizer: {**WITH_METRICS, "optimizer": optimizer},
             lambda: {"x": batches(tokens, classification_data()[1])},
         )
 
@@ -267,7 +267,7 @@ def test_frozen_layers_and_variables_without_gradient() -> None:
         return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
 
     assert_trains_as_in_keras(
-        make_model, lambda: CLASSIFICATION, lambda: {"x": batches(*classification_data())}
+        make_model, lambda: WITH_METRICS, lambda: {"x": batches(*classification_data())}
     )
 
 
@@ -286,14 +286,14 @@ def test_batches_by_hand() -> None:
         ][:-1]
 
     assert_trains_as_in_keras(
-        small_model, lambda: CLASSIFICATION, lambda: {"x": batches(x, y)}, then=by_hand
+        small_model, lambda: WITH_METRICS, lambda: {"x": batches(x, y)}, then=by_hand
     )
 
 
 def test_the_first_batch_by_hand_builds_the_model_and_starts_from_the_master() -> None:
     x, y = classification_data()
     model = tnt.Model(Subclassed())
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     model.train_on_batch(x, y)
     for weight in model.get_weights():
         everyones = tnt.allgather(weight)
@@ -307,7 +307,7 @@ def test_ways_of_execution(kind: Any, execution: str) -> None:
     value = 3 if execution == "steps_per_execution" else True
     assert_trains_as_in_keras(
         kind,
-        lambda: {**CLASSIFICATION, execution: value},
+        lambda: {**WITH_METRICS, execution: value},
         lambda: {"x": batches(*classification_data())},
         then=_evaluated,
     )
@@ -348,7 +348,7 @@ def test_mixed_precision_within_its_own_tolerance() -> None:
 
         assert_trains_as_in_keras(
             make_model,
-            lambda: {**CLASSIFICATION, "optimizer": keras.optimizers.SGD(0.1)},
+            lambda: {**WITH_METRICS, "optimizer": keras.optimizers.SGD(0.1)},
             lambda: {"x": batches(*(a.astype("float32") for a in classification_data()))},
             tolerance=2e-2,
             atol=2e-2,
@@ -361,7 +361,7 @@ def test_weights_start_equal_whatever_each_rank_made() -> None:
     for weight in model.get_weights():
         assert_close(tnt.allgather(weight), [weight] * tnt.get_size(), 0, 0)
     model.set_weights([weight + tnt.get_rank() for weight in model.get_weights()])
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     model.fit(batches(*classification_data()), verbose=0)
     for weight in [*model.get_weights(), *[np.array(v) for v in model.optimizer.variables]]:
         assert_close(tnt.allgather(weight), [weight] * tnt.get_size(), 0, 0)
@@ -390,7 +390,7 @@ def test_state_of_layers_after_a_batch_smaller_than_the_number_of_ranks(make_lay
         return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
 
     assert_trains_as_in_keras(
-        make_model, lambda: CLASSIFICATION, lambda: {"x": batches(*classification_data())}
+        make_model, lambda: WITH_METRICS, lambda: {"x": batches(*classification_data())}
     )
 
 
@@ -407,7 +407,7 @@ def test_numbers_that_a_step_logs_itself_are_of_the_global_batch() -> None:
     stop = keras.callbacks.EarlyStopping("own", min_delta=0.01, mode="min")
     assert_trains_as_in_keras(
         OwnLogs,
-        lambda: {**CLASSIFICATION, "metrics": None},
+        lambda: {**WITH_METRICS, "metrics": None},
         lambda: {"x": batches(*classification_data(), batch_size=5), "callbacks": [stop]},
     )
 
@@ -427,7 +427,7 @@ def test_a_scaled_and_a_plain_loss_on_one_optimizer() -> None:
 
     assert_trains_as_in_keras(
         Twice,
-        lambda: {**CLASSIFICATION, "metrics": None},
+        lambda: {**WITH_METRICS, "metrics": None},
         lambda: {"x": batches(*classification_data())},
     )
 
@@ -446,7 +446,7 @@ def test_own_fit_and_predict_call_those_of_the_library() -> None:
     for wrap in (lambda model: model, tnt.Model):
         keras.utils.set_random_seed(3)
         model = wrap(OwnFit())
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_METRICS)
         history = model.fit(batches(*classification_data()), rounds=2, verbose=0).history
         results.append([history, model.predict(batches(*classification_data()))])
     assert_close(results[1], results[0])
@@ -472,6 +472,6 @@ def test_metric_state_that_was_not_made_for_several_ranks() -> None:
 
     assert_trains_as_in_keras(
         small_model,
-        lambda: {**CLASSIFICATION, "metrics": [Plain()]},
+        lambda: {**WITH_METRICS, "metrics": [Plain()]},
         lambda: {"x": batches(*classification_data())},
     )

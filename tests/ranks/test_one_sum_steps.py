@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
-    CLASSIFICATION,
+    WITH_METRICS,
     assert_runs_as_in_keras,
     assert_trains_as_in_keras,
     batches,
@@ -96,7 +96,7 @@ def test_steps_give_what_plain_keras_gives(
     """The last batch has one sample, so that one rank has none."""
     assert_trains_as_in_keras(
         make_model,
-        lambda: {**CLASSIFICATION, "optimizer": optimizer},
+        lambda: {**WITH_METRICS, "optimizer": optimizer},
         lambda: {"x": batches(*classification_data()), "callbacks": callbacks},
     )
     in_steps = [purpose for purpose in sums if purpose not in ("statistics", "losses")]
@@ -106,7 +106,7 @@ def test_steps_give_what_plain_keras_gives(
 
 def test_logs_that_are_read_take_no_sum_of_their_own(sums: list[str]) -> None:
     model = tnt.Model(with_own_state())
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     data = batches(*classification_data())
     model.fit(data, epochs=1, verbose=0, callbacks=[ReadsLogs()])
     at_end = sums.count("metrics")
@@ -125,7 +125,7 @@ def test_a_metric_that_sees_the_update_is_asked_after_it(
 
     def compile_arguments() -> dict[str, Any]:
         optimizer = keras.optimizers.SGD(0.1)
-        return {**CLASSIFICATION, "optimizer": optimizer, "metrics": [Steps(optimizer)]}
+        return {**WITH_METRICS, "optimizer": optimizer, "metrics": [Steps(optimizer)]}
 
     def rate(y_true: Any, y_pred: Any) -> Any:
         return optimizer.iterations + 0.0 * y_pred[:, 0]
@@ -133,7 +133,7 @@ def test_a_metric_that_sees_the_update_is_asked_after_it(
     def with_function() -> dict[str, Any]:
         nonlocal optimizer
         optimizer = keras.optimizers.SGD(0.1)
-        return {**CLASSIFICATION, "optimizer": optimizer, "metrics": [rate]}
+        return {**WITH_METRICS, "optimizer": optimizer, "metrics": [rate]}
 
     for arguments in (compile_arguments, with_function):
         assert_trains_as_in_keras(
@@ -170,7 +170,7 @@ class TeachesAPartInCall(keras.Model):
 def test_updates_in_a_forward_pass_come_at_their_place(jit_compile: bool) -> None:
     assert_trains_as_in_keras(
         TeachesAPartInCall,
-        lambda: {**CLASSIFICATION, "optimizer": "adam", "jit_compile": jit_compile},
+        lambda: {**WITH_METRICS, "optimizer": "adam", "jit_compile": jit_compile},
         lambda: {"x": batches(*classification_data())},
     )
 
@@ -188,7 +188,7 @@ def test_an_optimizer_with_a_method_of_its_own_is_left_alone() -> None:
             return result
 
         optimizer.apply_gradients = apply_and_decay
-        return {**CLASSIFICATION, "optimizer": optimizer}
+        return {**WITH_METRICS, "optimizer": optimizer}
 
     assert_trains_as_in_keras(
         with_state, arguments, lambda: {"x": batches(*classification_data(12))}, second_fit=True
@@ -215,7 +215,7 @@ def test_metrics_that_only_look_like_those_of_keras_see_the_update(kind: str) ->
         patched = keras.metrics.Mean(name="patched")
         update = patched.update_state
         patched.update_state = lambda y_true, y_pred, sample_weight=None: update(norm())
-        return {**CLASSIFICATION, "metrics": [penalized if kind == "function" else patched]}
+        return {**WITH_METRICS, "metrics": [penalized if kind == "function" else patched]}
 
     assert_trains_as_in_keras(
         make_model, arguments, lambda: {"x": batches(*classification_data(12))}
@@ -249,7 +249,7 @@ def test_ranks_that_are_traced_again_by_themselves_communicate_like_the_others(
 
     def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
         model = wrap(called_once())
-        model.compile(optimizer, CLASSIFICATION["loss"], jit_compile=jit_compile)
+        model.compile(optimizer, WITH_METRICS["loss"], jit_compile=jit_compile)
         return [model.train_on_batch(x[:size], y[:size]) for size in (6, 5, 6, 7, 4)]
 
     assert_runs_as_in_keras(train)
@@ -263,7 +263,7 @@ def test_a_users_model_that_the_master_has_used_alone(method: str, metrics: Any)
 
     def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
         model = wrap(called_once())
-        model.compile("sgd", CLASSIFICATION["loss"], metrics=metrics)
+        model.compile("sgd", WITH_METRICS["loss"], metrics=metrics)
         if tnt.is_master_rank():
             plain = model.model if isinstance(model, tnt.Model) else model
             weights = plain.get_weights()
@@ -307,7 +307,7 @@ def test_an_optimizer_that_goes_on_after_the_update(
 ) -> None:
     assert_trains_as_in_keras(
         with_state,
-        lambda: {**CLASSIFICATION, "optimizer": make_optimizer()},
+        lambda: {**WITH_METRICS, "optimizer": make_optimizer()},
         lambda: {"x": batches(*classification_data()), "callbacks": [ReadsLogs()]},
     )
 
@@ -317,7 +317,7 @@ def test_an_update_that_nobody_could_see_is_an_error() -> None:
     hidden = hooks.unhooked(keras.optimizers.SGD.apply)
     optimizer.apply = lambda *arguments: hidden(optimizer, *arguments)
     model = tnt.Model(with_state())
-    model.compile(**{**CLASSIFICATION, "optimizer": optimizer})
+    model.compile(**{**WITH_METRICS, "optimizer": optimizer})
     with pytest.raises(InputError, match="Gradients were not summed over the ranks"):
         model.fit(batches(*classification_data()), verbose=0)
 
@@ -343,6 +343,6 @@ def test_results_of_metrics_in_a_users_code_are_those_of_all_ranks(callbacks: An
     data = batches(*classification_data())
     assert_trains_as_in_keras(
         Adaptive,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {"x": data, "validation_data": data, "callbacks": callbacks},
     )

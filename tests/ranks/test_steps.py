@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracle import (
-    CLASSIFICATION,
+    WITH_METRICS,
     assert_close,
     assert_runs_as_in_keras,
     assert_trains_as_in_keras,
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.ranks(2)]
 
 def _compiled() -> keras.Model:
     model = tnt.Model(small_model())
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     return model
 
 
@@ -76,7 +76,7 @@ def test_own_shards_of_unequal_length_end_together_and_use_each_sample_once() ->
 
     assert_trains_as_in_keras(
         small_model,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {"x": _union(size), "validation_data": _union(size)},
         arguments_on_ranks=own,
     )
@@ -93,7 +93,7 @@ def test_own_shards_of_unknown_length() -> None:
     def together() -> dict[str, Any]:
         return {"x": _union(size).filter(lambda x, y: True)}
 
-    assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, together, arguments_on_ranks=own)
+    assert_trains_as_in_keras(small_model, lambda: WITH_METRICS, together, arguments_on_ranks=own)
 
 
 def test_own_shards_with_static_shapes() -> None:
@@ -201,7 +201,7 @@ def test_steps_per_epoch_leave_the_rest_for_the_next_epoch() -> None:
 
     assert_trains_as_in_keras(
         small_model,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {
             "x": data(),
             "steps_per_epoch": 3,
@@ -225,7 +225,7 @@ def test_steps_run_in_one_execution() -> None:
     x, y = classification_data()
     assert_trains_as_in_keras(
         small_model,
-        lambda: {**CLASSIFICATION, "steps_per_execution": 3},
+        lambda: {**WITH_METRICS, "steps_per_execution": 3},
         lambda: {"x": tf.data.Dataset.from_tensor_slices((x, y)).map(lambda *s: s).batch(3)},
     )
 
@@ -236,7 +236,7 @@ def test_training_on_batches_after_the_master_has_evaluated_alone() -> None:
 
     def train(wrap: Callable[[keras.Model], keras.Model]) -> Any:
         model = wrap(small_model())
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_METRICS)
         model.optimizer.build(model.trainable_variables)
         if tnt.is_master_rank():
             (model.model if isinstance(model, tnt.Model) else model).evaluate(x, y, verbose=0)
@@ -286,7 +286,7 @@ def test_data_that_all_ranks_have_looked_at_are_those_of_keras(
         return {"x": dataset.map(lambda x, y: (x, y))}
 
     def train() -> None:
-        assert_trains_as_in_keras(small_model, lambda: CLASSIFICATION, looked_at)
+        assert_trains_as_in_keras(small_model, lambda: WITH_METRICS, looked_at)
 
     assert not _warnings(train, caplog)
 
@@ -388,7 +388,7 @@ def test_one_dataset_for_training_validation_and_a_callback() -> None:
 
     assert_trains_as_in_keras(
         small_model,
-        lambda: CLASSIFICATION,
+        lambda: WITH_METRICS,
         lambda: {"x": dataset, "validation_data": dataset, "callbacks": [Evaluate()]},
         then=lambda model: model.evaluate(dataset, verbose=0),
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from oracle import (
     CLASSIFICATION,
+    WITH_METRICS,
     assert_close,
     assert_trains_as_in_keras,
     batches,
@@ -152,10 +153,10 @@ def test_a_plain_model_that_shares_layers_is_trained_with_it() -> None:
 def test_one_rank_uses_the_plain_model_alone() -> None:
     plain = small_model()
     model = tnt.Model(plain)
-    model.compile(**CLASSIFICATION)
+    model.compile(**WITH_METRICS)
     fit(model)
     x, y = classification_data()
-    plain.compile(**CLASSIFICATION)
+    plain.compile(**WITH_METRICS)
     alone = computed_by_master(lambda: [plain.predict(x, verbose=0), *plain.evaluate(x, y, 5, 0)])
     assert_close([model.predict(x, verbose=0), *model.evaluate(x, y, 5, 0)], alone)
 
