@@ -79,8 +79,10 @@ def _masked_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2)(hidden))
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS[:4])
-@pytest.mark.device_sums
+# One is enough where TensorFlow's collectives sum what the ranks have weighed and reduced.
+@pytest.mark.parametrize(
+    "reduction", [*REDUCTIONS[:3], pytest.param(REDUCTIONS[3], marks=pytest.mark.device_sums)]
+)
 def test_mask(reduction: str) -> None:
     assert_trains_as_in_keras(
         _masked_model,

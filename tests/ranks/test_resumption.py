@@ -167,12 +167,11 @@ def make_model(wrap: Any = tnt.Model, dropout: float = 0.3, **options: Any) -> A
 
 
 def small_model() -> Any:
-    """For tests of data, callbacks and files: its layers have no state, and are quickly traced."""
+    """For tests of data, callbacks and files: it has little state, and is quickly traced."""
     model = tnt.Model(
         keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
     )
-    loss = "sparse_categorical_crossentropy"
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
     return model
 
 
@@ -233,7 +232,9 @@ def test_kinds_of_data_on_other_numbers_of_ranks(
 
 
 def test_between_epochs(shared_tmp_path: Path) -> None:
-    assert_resumes(shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch")
+    assert_resumes(
+        shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch", make=small_model
+    )
 
 
 class Decisions(keras.callbacks.Callback):
