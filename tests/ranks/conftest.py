@@ -22,6 +22,16 @@ ABOUT_WAITING = (
     "test_stalls",
     "test_threads",
 )
+# Tests of input pipelines and of the order of operations, which TensorFlow's optimization changes.
+ABOUT_GRAPHS = (
+    "test_data",
+    "test_kinds_of_data",
+    "test_micro_batches",
+    "test_on_device",
+    "test_one_sum_steps",
+    "test_resumption",
+    "test_steps",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,11 +46,18 @@ def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
     waiting.ranks_share_cores.cache_clear()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def unoptimized_graphs() -> None:
-    """On two ranks TensorFlow leaves graphs as they are: to optimize one takes longer than a run.
+@pytest.fixture(autouse=True, scope="module")
+def unoptimized_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On two ranks, most tests leave graphs as they are: to optimize one takes longer than a run.
 
-    On any other number of ranks, and wherever its collectives sum, it optimizes them as usual.
+    On any other number of ranks, and wherever TensorFlow's collectives sum, it optimizes them as
+    usual.
     """
-    if world.get_size() == 2 and not {"TEST_DEVICE", "TNT_GPU_SUMS"} & os.environ.keys():
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    leaves_out = (
+        world.get_size() == 2
+        and request.module.__name__ not in ABOUT_GRAPHS
+        and not {"TEST_DEVICE", "TNT_GPU_SUMS"} & os.environ.keys()
+    )
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": leaves_out})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
