@@ -91,7 +91,7 @@ def of_many_ranks(options: Namespace) -> list[Figure]:
         known = " and ".join(step_time.OF_MANY_RANKS)
         print(f"ranks: left out, as it is about {known} only", file=sys.stderr, flush=True)
         return []
-    plan = step_time.Plan(models, ("limit", "tarantella"), options.rounds, options.quick)
+    plan = step_time.Plan(models, ("limit", "barrier", "tarantella"), options.rounds, options.quick)
     cores = len(os.sched_getaffinity(0))
     numbers = [ranks for ranks in step_time.MANY_RANKS if ranks <= cores]
     return [figure for n in numbers for figure in step_time.measured(replace(plan, ranks=n))]

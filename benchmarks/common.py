@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,25 @@ def step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> lis
     return all_step_times(model, *data, keras=keras, **options)[1:]
 
 
-def all_step_times(model: Any, *data: Any, keras: Any = None, **options: Any) -> list[float]:
-    """The same with the first step, which begins when `fit` does."""
+def all_step_times(
+    model: Any,
+    *data: Any,
+    keras: Any = None,
+    after_step: Callable[[], object] | None = None,
+    **options: Any,
+) -> list[float]:
+    """The same with the first step, which begins when `fit` does.
+
+    `after_step` is called at the end of each step, and belongs to it.
+    """
     ends = [time.perf_counter()]
-    clock = _or_keras_3(keras).callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
-    )
+
+    def end(batch: int, logs: Any) -> None:
+        if after_step is not None:
+            after_step()
+        ends.append(time.perf_counter())
+
+    clock = _or_keras_3(keras).callbacks.LambdaCallback(on_train_batch_end=end)
     model.fit(*data, verbose=0, callbacks=[clock], **options)
     return [end - begin for begin, end in itertools.pairwise(ends)]
 

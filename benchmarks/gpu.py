@@ -1,10 +1,11 @@
 """Step times of training on GPUs, over those of processes that do not communicate.
 
-keras: plain Keras in one process, on one GPU, with the whole batch.
-limit: as many processes as there are ranks, on the same GPUs, with their part of the batch each.
-       They never communicate: ranks cannot be faster.
-nccl:  a tnt.Model on the whole batch, with sums by NCCL on the GPUs.
-host:  the same with sums by MPI in host memory.
+keras:   plain Keras in one process, on one GPU, with the whole batch.
+limit:   as many processes as there are ranks, on the same GPUs, with their part of the batch each.
+         They never communicate: ranks cannot be faster.
+barrier: the same, but they wait for each other after each step. Not measured unless you ask.
+nccl:    a tnt.Model on the whole batch, with sums by NCCL on the GPUs.
+host:    the same with sums by MPI in host memory.
 
 Several ranks share a GPU if there are too few; then all candidates use NVIDIA's MPS, if it is
 there. For each model, each candidate has fresh processes, and they take turns in each round. A
@@ -18,6 +19,7 @@ With `--no-first-steps`, all take it at the same time, and it has no figure.
     python benchmarks/gpu.py --output gpu.json
     python benchmarks/gpu.py --models resnet50 mlp --precision float32 mixed_bfloat16 --rounds 3
     python benchmarks/gpu.py --precision float32 --rounds 3 --no-first-steps  # in a hurry
+    python benchmarks/gpu.py --precision float32 --sums limit barrier nccl
     python benchmarks/gpu.py --device cpu           # checks only that it runs, without a GPU
 """
 
@@ -47,7 +49,8 @@ from report import Figure
 from turns import GOODBYE, Command, Crew
 
 WORKER = str(Path(__file__).parent / "worker.py")
-CANDIDATES = ("limit", "nccl", "host", "keras")
+CANDIDATES = ("limit", "barrier", "nccl", "host", "keras")
+BY_DEFAULT = ("limit", "nccl", "host", "keras")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 # The targets: speed over the limit, in float32, and of all models whose step takes long.
 TARGETS = {"resnet50": 0.92, "transformer": 0.90, "mlp": 0.35}
@@ -82,7 +85,7 @@ class Plan:
     gpus: Sequence[str]
     ranks: int | None = None
     models: Sequence[str] = tuple(GPU_CASES)
-    sums: Sequence[str] = CANDIDATES
+    sums: Sequence[str] = BY_DEFAULT
     precision: Sequence[str] = PRECISIONS
     rounds: int = 5
     steps: int | None = None
@@ -131,12 +134,10 @@ def main() -> None:
         "--mps", choices=("auto", "off"), default="auto", help="auto: if ranks share a GPU"
     )
     parser.add_argument("--time-limit", type=float, default=Plan.time_limit, metavar="SECONDS")
-    for name, choices in (
-        ("--models", GPU_CASES),
-        ("--sums", CANDIDATES),
-        ("--precision", PRECISIONS),
-    ):
-        parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
+    add = parser.add_argument
+    add("--models", nargs="+", choices=GPU_CASES, default=list(GPU_CASES))
+    add("--sums", nargs="+", choices=CANDIDATES, default=list(BY_DEFAULT))
+    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     options = vars(parser.parse_args())
     device, output = options.pop("device"), options.pop("output")
     may_use_mps = options.pop("mps") == "auto"
@@ -240,7 +241,7 @@ class Candidate:
     def __init__(self, name: str, plan: Plan) -> None:
         self.name = name
         self.result = Result()
-        self.training = name if name in ("limit", "keras") else "tarantella"  # in worker.py
+        self.training = "tarantella" if name in ("nccl", "host") else name  # in worker.py
         self._workers = 1 if name == "keras" else plan.number_of_ranks
         self._plan = plan
         self._crew = Crew(plan.time_limit)

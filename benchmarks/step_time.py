@@ -3,6 +3,8 @@
 keras:      plain Keras in one process, with all cores and the whole batch.
 limit:      as many processes as ranks, with one compute thread and a micro-batch each, which never
             communicate. Ranks cannot be faster.
+barrier:    the same processes, which wait for each other after each step. They are as fast as the
+            slowest of them, like ranks whose sums cost nothing. Not measured unless you ask.
 tarantella: ranks with one compute thread each, and a tnt.Model on the whole batch. These are the
             same processes.
 mirrored:   two workers of tf.distribute.MultiWorkerMirroredStrategy on legacy Keras, with one
@@ -16,7 +18,7 @@ round, and the result is the median of the rounds.
 
     python benchmarks/step_time.py                  # all models and candidates
     python benchmarks/step_time.py --models lenet5 --candidates limit tarantella --rounds 9
-    python benchmarks/step_time.py --ranks 8 16 --candidates limit tarantella
+    python benchmarks/step_time.py --ranks 8 16 --candidates limit barrier tarantella
     python benchmarks/step_time.py --quick          # checks only that it runs
 """
 
@@ -41,7 +43,14 @@ from turns import Command, Crew
 
 WORKER = str(Path(__file__).parent / "worker.py")
 # Candidate: the processes it runs in.
-CANDIDATES = {"keras": "plain", "limit": "ranks", "tarantella": "ranks", "mirrored": "mirrored"}
+CANDIDATES = {
+    "keras": "plain",
+    "limit": "ranks",
+    "barrier": "ranks",
+    "tarantella": "ranks",
+    "mirrored": "mirrored",
+}
+BY_DEFAULT = [candidate for candidate in CANDIDATES if candidate != "barrier"]
 QUICK = (1, 3)  # steps to warm up with, steps to measure
 # The targets: Tarantella's speed over that of another candidate.
 TARGETS = {
@@ -63,7 +72,7 @@ class Plan:
     """What to measure."""
 
     models: Sequence[str] = tuple(CASES)
-    candidates: Sequence[str] = tuple(CANDIDATES)
+    candidates: Sequence[str] = tuple(BY_DEFAULT)
     rounds: int = 5
     quick: bool = False
     fusion_threshold: str | None = None
@@ -86,8 +95,9 @@ def main() -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that select models and candidates."""
-    for name, choices in (("--models", CASES), ("--candidates", CANDIDATES)):
-        parser.add_argument(name, nargs="+", choices=choices, default=list(choices))
+    add = parser.add_argument
+    add("--models", nargs="+", choices=CASES, default=list(CASES))
+    add("--candidates", nargs="+", choices=CANDIDATES, default=BY_DEFAULT)
 
 
 def measured(plan: Plan) -> list[Figure]:

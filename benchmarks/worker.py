@@ -14,10 +14,11 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common import RANKS, all_step_times, compiled, step_times
+from common import RANKS, all_step_times, compiled
 from models import CASES, SIZES, Case
 from turns import take_turns
 
@@ -28,10 +29,11 @@ HEARTBEAT_MS = 600_000
 
 @dataclass(frozen=True)
 class Training:
-    """A compiled model, and the size of the batch in each step."""
+    """A compiled model, the size of the batch in each step, and what follows each step."""
 
     model: Any
     batch: int
+    after_step: Callable[[], object] | None = None
 
 
 class Plain:
@@ -61,13 +63,18 @@ class Plain:
         """The time from the call of `fit` to the end of its first step."""
         training = self._trainings[candidate]
         data = self.fit_arguments(self._case, training.batch, 1)
-        return all_step_times(training.model, keras=self.keras, **data)[0]
+        return self._step_times(training, **data)[0]
 
     def measure(self, candidate: str, warm_up: int, steps: int) -> list[float]:
         """The times of the steps after the warm-up."""
         training = self._trainings[candidate]
         data = self.fit_arguments(self._case, training.batch, warm_up + steps + 1)
-        return step_times(training.model, keras=self.keras, **data)[warm_up:]
+        return self._step_times(training, **data)[1 + warm_up :]
+
+    def _step_times(self, training: Training, **data: Any) -> list[float]:
+        return all_step_times(
+            training.model, keras=self.keras, after_step=training.after_step, **data
+        )
 
     def drop(self) -> None:
         """Releases the model."""
@@ -97,12 +104,17 @@ class Ranks(Plain):
 
         super().__init__()
         self._tnt = tnt
+        from mpi4py import MPI
+
+        self._barrier = MPI.COMM_WORLD.Dup().Barrier
 
     def trainings(self, case: Case) -> dict[str, Training]:
         alone, together = (case.build(self.keras) for _ in range(2))
         together = self._tnt.Model(together)
+        limit = Training(self.compiled(case, alone), case.batch // self._tnt.get_size())
         return {
-            "limit": Training(self.compiled(case, alone), case.batch // self._tnt.get_size()),
+            "limit": limit,
+            "barrier": replace(limit, after_step=self._barrier),
             "tarantella": Training(self.compiled(case, together), case.batch),
         }
 

@@ -1,4 +1,4 @@
-"""Makes Python quicker in the processes that tests start: with Keras, they take half as long.
+"""Makes Python quicker in the processes that tests start.
 
 - Keras imports scikit-learn, pandas, Matplotlib and IPython wherever they are installed, for what
   few scripts use. With this folder on the PYTHONPATH it finds none of them, as where only
@@ -6,9 +6,8 @@
 - TensorFlow names the same few types 18,000 times, and Python parses each anew.
 - Garbage is collected rarely.
 
-Where a test asks for it, ranks leave the core to other tests while they wait, as they do where
-ranks share cores, and collect no garbage at their end, where there is nothing else; and where the
-CPU stands in for a GPU, Keras compiles as it does on a GPU.
+With TEST_SHARED_CORES, ranks leave the core to other tests while they wait, as where ranks share
+cores, and collect no garbage when they end. With TEST_DEVICE=cpu, Keras compiles as on a GPU.
 """
 
 from __future__ import annotations

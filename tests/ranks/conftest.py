@@ -25,11 +25,14 @@ ABOUT_WAITING = (
 # Tests of input pipelines and of the order of operations, which TensorFlow's optimization changes.
 ABOUT_GRAPHS = (
     "test_data",
+    "test_gradient_types",
     "test_kinds_of_data",
     "test_micro_batches",
     "test_on_device",
     "test_one_sum_steps",
+    "test_random_models",
     "test_resumption",
+    "test_sparse_gradients",
     "test_steps",
 )
 
@@ -48,7 +51,7 @@ def shared_cores(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def unoptimized_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On two ranks, most tests leave graphs as they are: to optimize one takes longer than a run.
+    """On two ranks, most tests leave graphs as they are: optimizing takes longer than running.
 
     On any other number of ranks, and wherever TensorFlow's collectives sum, it optimizes them as
     usual.

@@ -17,7 +17,7 @@ SAMPLES = 13
 
 # How most tests compile a model for `classification_data`. Plain gradient descent shows a gradient
 # of the wrong size, which Adam would hide, and is traced in half the time. Tests of steps and
-# logs have a metric as well, with which that takes a quarter longer.
+# logs add a metric, which takes a quarter longer.
 CLASSIFICATION = {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
 WITH_METRICS = {**CLASSIFICATION, "metrics": ["accuracy"]}
 WITH_STATE = {**WITH_METRICS, "optimizer": "adam"}  # the optimizer has variables for each weight

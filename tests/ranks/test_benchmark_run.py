@@ -29,7 +29,7 @@ def run_benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.long
 def test_step_times_are_measured_on_two_ranks(tmp_path: Path) -> None:
-    options = ["--models", "lenet5", "--candidates", "limit", "tarantella"]
+    options = ["--models", "lenet5", "--candidates", "limit", "barrier", "tarantella"]
     run = run_benchmark(tmp_path, "bench.py", "--quick", "--only", "step", *options)
     assert run.returncode == 0, run.stdout + run.stderr
     (line,) = [line for line in run.stdout.splitlines() if "tarantella over limit" in line]

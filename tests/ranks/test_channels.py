@@ -79,6 +79,16 @@ def test_sums_through_shared_memory(dtype: Any) -> None:
 
 
 @TWO
+def test_many_ranks_have_small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all inboxes together, so that a sum takes several pieces."""
+    monkeypatch.setattr(shared_memory, "_INBOX_BYTES", 1000)
+    own = np.arange(1001.0) + tnt.get_rank()
+    target = np.empty_like(own)
+    shared_memory.SharedMemory(world.communicator("metrics")).allreduce(own, target)
+    np.testing.assert_array_equal(target, 2 * np.arange(1001.0) + 1)
+
+
+@TWO
 def test_sums_in_the_background_are_those_of_all_ranks() -> None:
     def in_background(*tensors: tf.Tensor) -> list[tf.Tensor]:
         channel = OverlappedChannel("gradients", "sparse gradients")

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from oracle import (
     CLASSIFICATION,
+    WITH_METRICS,
     assert_close,
     assert_trains_as_in_keras,
     batches,
@@ -22,7 +23,7 @@ from tensorflow.python.eager import context
 
 import tarantella as tnt
 from tarantella.data import on_device
-from tarantella.data.on_device import OnDevice
+from tarantella.data.on_device import OnDevice, Prefetched
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.usefixtures("float64")]
 
@@ -51,7 +52,7 @@ def test_training_and_evaluation(execution: dict[str, Any], elements: list[bool]
     x, y = classification_data(13)
     assert_trains_as_in_keras(
         small_model,
-        lambda: {**CLASSIFICATION, **execution},
+        lambda: {**WITH_METRICS, **execution},
         lambda: {"x": batches(x, y), "validation_data": (x, y)},
         then=lambda model: model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True),
     )
@@ -99,6 +100,21 @@ def test_no_functions_pile_up_from_call_to_call(elements: list[bool]) -> None:
         kept.append(len(context.context().list_function_names()))
     assert kept[1] == kept[-1]
     assert any(elements)
+
+
+def test_iterators_that_are_collected_while_a_function_is_traced_leave_nothing_in_it() -> None:
+    held = [iter(Prefetched(tf.data.Dataset.range(3), "CPU:0")) for _ in range(2)]
+    assert int(next(held[0])) == 0
+
+    @tf.function
+    def function() -> tf.Tensor:
+        held.clear()
+        gc.collect()
+        return tf.constant(1)
+
+    operations = function.get_concrete_function().graph.get_operations()
+    assert not held
+    assert {each.type for each in operations} <= {"Const", "Identity", "NoOp"}
 
 
 def test_predictions(elements: list[bool]) -> None:

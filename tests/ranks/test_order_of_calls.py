@@ -9,7 +9,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from oracle import CLASSIFICATION, assert_runs_as_in_keras, classification_data, small_model
+from oracle import (
+    CLASSIFICATION,
+    WITH_METRICS,
+    assert_runs_as_in_keras,
+    classification_data,
+    small_model,
+)
 
 import tarantella as tnt
 from tarantella.comm import waiting
@@ -34,7 +40,7 @@ def _weights(*models: keras.Model) -> list[Any]:
 def test_single_batches_between_silent_and_talkative_runs(phase: str) -> None:
     def run(wrap: Wrap) -> Any:
         model = wrap(small_model())
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_METRICS)
 
         def over_data(verbose: int) -> Any:
             if phase == "train":
@@ -53,13 +59,13 @@ def test_single_batches_between_silent_and_talkative_runs(phase: str) -> None:
 def test_functions_made_anew_in_the_middle() -> None:
     def run(wrap: Wrap) -> Any:
         model = wrap(small_model())
-        model.compile(**CLASSIFICATION)
+        model.compile(**WITH_METRICS)
         results = [model.train_on_batch(X, Y), _fit(model), _fit(model, verbose=1)]
         model.run_eagerly = True
         model.make_train_function(force=True)
         results += [_fit(model, verbose=1), model.train_on_batch(X, Y), _fit(model)]
         model.layers[1].trainable = False
-        model.compile(**CLASSIFICATION, jit_compile=True)
+        model.compile(**WITH_METRICS, jit_compile=True)
         results += [_fit(model, verbose=1), _fit(model), model.train_on_batch(X, Y)]
         return results, _weights(model)
 

@@ -232,9 +232,7 @@ def test_kinds_of_data_on_other_numbers_of_ranks(
 
 
 def test_between_epochs(shared_tmp_path: Path) -> None:
-    assert_resumes(
-        shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch", make=small_model
-    )
+    assert_resumes(shared_tmp_path, dataset, [(0, None), (1, 3)], save_freq="epoch")
 
 
 class Decisions(keras.callbacks.Callback):

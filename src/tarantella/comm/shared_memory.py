@@ -23,8 +23,8 @@ from tarantella.runtime import watch, world
 
 Array = npt.NDArray[Any]
 
-# How much a rank gets at a time from each of the others, for its segment, and from all of them. Two
-# barriers come with each time, so pieces must not be small where many ranks wait for the slowest.
+# How much a rank receives at a time for its segment: from each of the others, and from all of them.
+# Each piece costs two barriers, so pieces must not be small where many ranks wait for the slowest.
 _SLOT_BYTES = 1 << 20
 _INBOX_BYTES = 4 << 20
 # Two barriers cost more than a message as small as this.

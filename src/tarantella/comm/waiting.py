@@ -131,6 +131,8 @@ def ranks_share_cores() -> bool:
 
 @cache
 def ranks_have_spare_cores() -> bool:
-    """Whether every host has four cores or more for each rank, so that one can do other work while
-    the others compute. With two, it does not pay. All ranks come to the same answer."""
+    """Whether every host has at least four cores a rank. All ranks come to the same answer.
+
+    Then one core can sum while the others compute. With two it does not pay; three were not tried.
+    """
     return all(4 * ranks <= cores for cores, ranks in world.get_cores_and_ranks().values())

@@ -3,10 +3,10 @@
 Without this, each step would begin with the copy. The ranks of a GPU that is shared, and the GPUs
 of a host, would all copy at the same time, and then all compute.
 
-`tf.data.experimental.prefetch_to_device` does the same, with two differences. It traces new
-functions for each dataset, and keeps all of them. And its iterator begins to read the dataset only
-when the first element is needed: Keras makes one iterator more than it reads in each epoch, and a
-`shuffle` has drawn its seeds for that one, too.
+`tf.data.experimental.prefetch_to_device` does the same, except for two things. It traces six
+functions for each dataset, and keeps them. And it makes the dataset's iterator only when the first
+element is asked for. In each epoch Keras makes one iterator that it never reads, and `shuffle`
+draws seeds for that one, too: ranks on GPUs would shuffle differently from plain Keras.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Prefetched:
             )
         dataset = tf.data.experimental.from_variant(copied, self.element_spec)
         iterator = iter(dataset.prefetch(_WAITING))
-        weakref.finalize(iterator, _destroy, source).atexit = False
+        weakref.finalize(iterator, _destroy, source, self._dataset).atexit = False
         return iterator
 
 
@@ -110,7 +110,8 @@ def _functions(types: tuple[tf.DType, ...], shapes: tuple[tf.TensorShape, ...]) 
     Each takes the handle of the iterator in host memory, and does its work there.
     """
     handle = tf.TensorSpec([], tf.string)
-    host = tf.constant(_HOST)
+    with tf.device(_HOST):
+        host = tf.constant(_HOST)
 
     def on_host(
         function: Callable[[tf.Tensor], Any], results: Sequence[tf.DType], **options: Any
@@ -136,8 +137,11 @@ def _functions(types: tuple[tf.DType, ...], shapes: tuple[tf.TensorShape, ...]) 
     )
 
 
-def _destroy(iterator: tf.Tensor) -> None:
-    tf.raw_ops.DestroyResourceOp(resource=iterator, ignore_lookup_error=True)
+def _destroy(iterator: tf.Tensor, dataset: tf.data.Dataset) -> None:
+    """Destroys the iterator of a dataset, which it has needed until now."""
+    del dataset
+    with tf.init_scope():  # garbage may be collected while a function is traced
+        tf.raw_ops.DestroyResourceOp(resource=iterator, ignore_lookup_error=True)
 
 
 def micro_batch_of(element: Any) -> Any:

@@ -29,7 +29,7 @@ from tarantella.data import optionals
 from tarantella.data.comparison import Comparison, complain_of_different_data, different_sizes
 from tarantella.data.cut import Split
 from tarantella.data.micro_batch import MicroBatch, fingerprint_of, slice_rows
-from tarantella.data.on_device import prefetched
+from tarantella.data.on_device import Prefetched, prefetched
 from tarantella.errors import InputError, MismatchError
 from tarantella.graph.host_call import host_call
 from tarantella.runtime import devices, times, world
@@ -87,7 +87,7 @@ class AgreedSteps:
         agreed = self._agreed(split.micro_batches)
         self.dataset = agreed.with_options(_options(split.micro_batches))
 
-    def read_ahead(self, steps: int | None, to_device: bool) -> tf.data.Dataset:
+    def read_ahead(self, steps: int | None, to_device: bool) -> tf.data.Dataset | Prefetched:
         """The micro-batches, the next of which are prepared while a step is computed.
 
         Args:

@@ -203,10 +203,15 @@ def build_metric(metric: keras.metrics.Metric, args: Any, kwargs: dict[str, Any]
 
 
 def has_all_variables(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric is known to have made all its variables, as those of Keras tell."""
+    """Whether a metric certainly has all its variables.
+
+    Keras's own tell; a user's may make one in any update.
+    """
     if isinstance(metric, CompileMetrics):
         return metric.built and all(has_all_variables(one) for one in metric.metrics)
-    return is_of_keras(type(metric)) and getattr(metric, "_built", True)
+    if not is_of_keras(type(metric)) or "update_state" in vars(metric):
+        return False
+    return getattr(metric, "_built", True)
 
 
 def build_training_state(model: keras.Model, spec: Any) -> None:

@@ -19,6 +19,7 @@ from tarantella.data.comparison import Comparison, complain_of_different_data
 from tarantella.data.cut import Split, cut
 from tarantella.data.epochs import Epochs
 from tarantella.data.micro_batch import MicroBatch
+from tarantella.data.on_device import Prefetched
 from tarantella.data.split import split
 from tarantella.data.step_agreement import AgreedSteps
 from tarantella.errors import InputError
@@ -206,7 +207,7 @@ class RankDataAdapter(internals.DataAdapter):
         """The structure of the data of one micro-batch."""
         return self._steps.dataset.element_spec.data
 
-    def get_tf_dataset(self) -> tf.data.Dataset:
+    def get_tf_dataset(self) -> tf.data.Dataset | Prefetched:
         ends_with_data = int(self.steps_per_epoch or -1) < 0
         is_bounded = ends_with_data or self.most_steps is not None
         return self._steps.read_ahead(self.most_steps, to_device=is_bounded)
